@@ -235,8 +235,10 @@ impl CachedFile {
             mapped_pages.then(|| Box::new(MappedPages::new(id, shared.backend.has_files())));
         let kept = KeeperSlot::default();
         let backing = match shared.cache.frames.recovery() {
-            Some(recovery) => Arc::new(ToldFile::new(backing, &kept.changes, recovery)),
-            None => backing,
+            Some(recovery) if backing.descriptors().is_some() => {
+                Arc::new(ToldFile::new(backing, &kept.changes, recovery))
+            }
+            _ => backing,
         };
         Ok(Arc::new_cyclic(|this| CachedFile {
             core,

@@ -24,11 +24,11 @@
 //! Locks: `state`, under range guards; the backend's `fstat` under it.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::io::backend::allocation::{Blocks, Overwrites};
-use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
+use crate::io::backend::descriptors::Descriptors;
+use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::recovery::Recovery;
 use crate::recovery::layout::{ChangeWords, EntryUse, mtime_ns};
@@ -113,7 +113,7 @@ impl Changes {
     }
 }
 
-/// A backing file whose changes are recorded.
+/// A backing file with descriptors, whose changes are recorded.
 pub(crate) struct ToldFile {
     inner: Arc<dyn BackingFile>,
     changes: Arc<Changes>,
@@ -141,6 +141,10 @@ impl ToldFile {
 }
 
 impl BackingFile for ToldFile {
+    fn descriptors(&self) -> Option<&Descriptors> {
+        self.inner.descriptors()
+    }
+
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
         let writes = batch.iter().filter(|transfer| transfer.direction == Direction::Write);
         match writes.map(|transfer| transfer.offset + transfer.segments.left()).max() {
@@ -153,56 +157,12 @@ impl BackingFile for ToldFile {
         Arc::clone(&self.inner).start(read)
     }
 
-    fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
-        self.inner.route(transfer)
-    }
-
-    fn reads_directly(&self) -> bool {
-        self.inner.reads_directly()
-    }
-
-    fn direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
-        self.inner.direct_route(read)
-    }
-
     fn transfer_bytes(&self) -> u64 {
         self.inner.transfer_bytes()
     }
 
-    fn alignment(&self, direct: bool) -> Alignment {
-        self.inner.alignment(direct)
-    }
-
-    fn is_direct(&self) -> bool {
-        self.inner.is_direct()
-    }
-
-    fn prepare(&self, fd: BorrowedFd<'_>, opened: OpenedFor) -> io::Result<()> {
-        self.inner.prepare(fd, opened)
-    }
-
     fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
         self.inner.attach(fd, opened)
-    }
-
-    fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
-        self.inner.descriptor(writing)
-    }
-
-    fn permits(&self, writing: bool) -> bool {
-        self.inner.permits(writing)
-    }
-
-    fn verify(&self) -> io::Result<()> {
-        self.inner.verify()
-    }
-
-    fn is_intact(&self) -> bool {
-        self.inner.is_intact()
-    }
-
-    fn set_plain(&self, on: bool) {
-        self.inner.set_plain(on);
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -217,10 +177,6 @@ impl BackingFile for ToldFile {
             }
             set
         })
-    }
-
-    fn note_length(&self, len: u64) {
-        self.inner.note_length(len);
     }
 
     fn zero(&self, offset: u64, len: u64, keep_space: bool) -> io::Result<()> {
@@ -243,29 +199,9 @@ impl BackingFile for ToldFile {
         self.inner.sync(data_only)
     }
 
-    fn is_beyond_durable_length(&self, end: u64) -> bool {
-        self.inner.is_beyond_durable_length(end)
-    }
-
-    fn note_durable_length(&self, end: u64) {
-        self.inner.note_durable_length(end);
-    }
-
     fn drop_kernel_copy(&self) {
         // It may change the file's times.
         self.change(0, || self.inner.drop_kernel_copy());
-    }
-
-    fn overwrites(&self) -> Overwrites {
-        self.inner.overwrites()
-    }
-
-    fn blocks(&self, start: u64) -> io::Result<Blocks> {
-        self.inner.blocks(start)
-    }
-
-    fn has_second_description(&self) -> bool {
-        self.inner.has_second_description()
     }
 
     fn free_blocks_beyond(&self, len: u64, leased: bool) {

@@ -8,6 +8,13 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+/// The target of a seek.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seek {
+    Data,
+    Hole,
+}
+
 /// How the file system overwrites bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overwrites {

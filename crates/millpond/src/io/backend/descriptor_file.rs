@@ -1,14 +1,12 @@
 //! Backing files that are sets of descriptors.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::FallocateFlags;
 
 use crate::file_id::FileId;
-use crate::io::backend::alignment::Alignment;
-use crate::io::backend::allocation::{self, Blocks, Overwrites};
 use crate::io::backend::descriptors::{Backing, Descriptors};
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::transfer::{BackgroundRead, Direction, Transfer, TransferCounts};
@@ -47,6 +45,10 @@ impl<C: TransferDriver> DescriptorFile<C> {
 }
 
 impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
+    fn descriptors(&self) -> Option<&Descriptors> {
+        Some(&self.descriptors)
+    }
+
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
         match &self.descriptors.untorn {
             Some(blocks) if batch.iter().any(|it| it.direction == Direction::Write) => {
@@ -61,56 +63,12 @@ impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
         C::start(self, read)
     }
 
-    fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
-        self.descriptors.ring_route(transfer)
-    }
-
-    fn reads_directly(&self) -> bool {
-        self.descriptors.reads_directly()
-    }
-
-    fn direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
-        self.descriptors.own_direct_route(read)
-    }
-
     fn transfer_bytes(&self) -> u64 {
         C::TRANSFER_BYTES
     }
 
-    fn alignment(&self, direct: bool) -> Alignment {
-        self.descriptors.alignment(direct)
-    }
-
-    fn is_direct(&self) -> bool {
-        self.descriptors.is_direct()
-    }
-
-    fn prepare(&self, fd: BorrowedFd<'_>, opened: OpenedFor) -> io::Result<()> {
-        self.descriptors.prepare(fd, opened)
-    }
-
     fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
         self.descriptors.attach(fd, opened)
-    }
-
-    fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
-        self.descriptors.descriptor(writing)
-    }
-
-    fn permits(&self, writing: bool) -> bool {
-        self.descriptors.permits(writing)
-    }
-
-    fn verify(&self) -> io::Result<()> {
-        self.descriptors.verify()
-    }
-
-    fn is_intact(&self) -> bool {
-        self.descriptors.are_intact()
-    }
-
-    fn set_plain(&self, on: bool) {
-        self.descriptors.set_plain(on);
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -119,10 +77,6 @@ impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.descriptors.set_len(len)
-    }
-
-    fn note_length(&self, len: u64) {
-        self.descriptors.durable_length.cut(len);
     }
 
     fn zero(&self, offset: u64, len: u64, keep_space: bool) -> io::Result<()> {
@@ -142,37 +96,5 @@ impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
 
     fn sync(&self, data_only: bool) -> io::Result<()> {
         self.descriptors.sync(data_only)
-    }
-
-    fn is_beyond_durable_length(&self, end: u64) -> bool {
-        self.descriptors.is_beyond_durable_length(end)
-    }
-
-    fn note_durable_length(&self, end: u64) {
-        self.descriptors.durable_length.grow(end);
-    }
-
-    fn drop_kernel_copy(&self) {
-        self.descriptors.drop_kernel_copy();
-    }
-
-    fn overwrites(&self) -> Overwrites {
-        self.descriptors.overwrites()
-    }
-
-    fn blocks(&self, start: u64) -> io::Result<Blocks> {
-        allocation::blocks(self.descriptors.any()?, start)
-    }
-
-    fn has_second_description(&self) -> bool {
-        self.descriptors.has_second_description()
-    }
-
-    fn free_blocks_beyond(&self, len: u64, leased: bool) {
-        if self.has_second_description() && !leased {
-            self.descriptors.free_blocks_later();
-        } else {
-            crate::io::backend::free_blocks_beyond(self, len, leased);
-        }
     }
 }

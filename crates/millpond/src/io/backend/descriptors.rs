@@ -31,13 +31,12 @@ use rustix::io::Errno;
 
 use crate::file_id::FileId;
 use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
-use crate::io::backend::allocation::{self, Overwrites};
+use crate::io::backend::allocation::{self, Overwrites, Seek};
 use crate::io::backend::descriptors::durable_length::DurableLength;
 pub(crate) use crate::io::backend::descriptors::kernel_copy::KernelCopy;
 use crate::io::backend::descriptors::reopen::reopen;
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::untorn_blocks::UntornBlocks;
-use crate::io::backend::{OpenedFor, Seek};
 use crate::io::batch;
 use crate::io::transfer::{TransferCounts, retry_interrupted};
 use crate::thread::spawn;
@@ -83,6 +82,17 @@ pub enum Backing {
     /// `Buffered`. For callers that cannot have the file opened again, as `Direct` does, because
     /// that breaks leases.
     Uncached,
+}
+
+/// The purpose for which a descriptor of a file is offered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenedFor {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    /// Direct transfers as well, by additional open descriptions of the same file.
+    pub(crate) direct: bool,
+    /// No other program has the description, or changes its flags.
+    pub(crate) is_own: bool,
 }
 
 pub(crate) struct Descriptors {

@@ -46,30 +46,19 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 pub(crate) use crate::io::backend::alignment::Alignment;
-use crate::io::backend::allocation::{Blocks, Overwrites, alone};
+pub(crate) use crate::io::backend::allocation::Seek;
+use crate::io::backend::allocation::{Blocks, Overwrites};
+use crate::io::backend::descriptors::Descriptors;
+pub(crate) use crate::io::backend::descriptors::OpenedFor;
 use crate::io::transfer::{BackgroundRead, Transfer};
 
-/// The target of a seek.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seek {
-    Data,
-    Hole,
-}
-
-/// The purpose for which a descriptor of a file is offered.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OpenedFor {
-    pub(crate) read: bool,
-    pub(crate) write: bool,
-    /// Direct transfers as well, by additional open descriptions of the same file.
-    pub(crate) direct: bool,
-    /// No other program has the description, or changes its flags.
-    pub(crate) is_own: bool,
-}
-
-/// A file below the cache, as the cache sees it. The default methods are for files without
-/// descriptors.
+/// A file below the cache, as the cache sees it. The default methods ask the file's descriptors, if
+/// it has some.
 pub(crate) trait BackingFile: Send + Sync {
+    fn descriptors(&self) -> Option<&Descriptors> {
+        None
+    }
+
     /// Tries each transfer once, concurrently if possible, and records the bytes moved or the
     /// error. A read that moves nothing has reached the end of the file. Returns when all have
     /// ended; their memory is not accessed any more then.
@@ -83,19 +72,17 @@ pub(crate) trait BackingFile: Send + Sync {
     /// The descriptor and flags for a transfer in a ring of the caller, which keeps the file until
     /// the transfer has ended. `None`: there are none.
     fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
-        let _ = transfer;
-        None
+        self.descriptors()?.ring_route(transfer)
     }
 
     /// Whether there may be a [`BackingFile::direct_route`].
     fn reads_directly(&self) -> bool {
-        false
+        self.descriptors().is_some_and(Descriptors::reads_directly)
     }
 
     /// The same for a direct read that is submitted to the kernel before this file can be dropped.
     fn direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
-        let _ = read;
-        None
+        self.descriptors()?.own_direct_route(read)
     }
 
     /// The maximum length of one transfer of a batch that keeps the device busy.
@@ -106,13 +93,12 @@ pub(crate) trait BackingFile: Send + Sync {
     /// The alignment that reads need; for a file that was opened for direct transfers, all
     /// transfers.
     fn alignment(&self, direct: bool) -> Alignment {
-        let _ = direct;
-        Alignment::NONE
+        self.descriptors().map_or(Alignment::NONE, |it| it.alignment(direct))
     }
 
     /// Whether aligned transfers bypass the kernel's page cache.
     fn is_direct(&self) -> bool {
-        false
+        self.descriptors().is_some_and(Descriptors::is_direct)
     }
 
     /// Performs the steps of [`BackingFile::attach`] that can fail, with a descriptor that stays
@@ -122,8 +108,7 @@ pub(crate) trait BackingFile: Send + Sync {
     ///
     /// As for `attach`.
     fn prepare(&self, fd: BorrowedFd<'_>, opened: OpenedFor) -> io::Result<()> {
-        let _ = (fd, opened);
-        Ok(())
+        self.descriptors().map_or(Ok(()), |it| it.prepare(fd, opened))
     }
 
     /// Offers a descriptor of the file. Returns it if it is not kept.
@@ -131,38 +116,38 @@ pub(crate) trait BackingFile: Send + Sync {
     /// # Errors
     ///
     /// Of kind `InvalidInput` if it is for direct transfers, and the file system does not support
-    /// them.
+    /// descriptors.
     fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>>;
 
     /// A descriptor that permits writing, if the file is writable; otherwise any.
     fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
-        let _ = writing;
-        None
+        self.descriptors()?.descriptor(writing)
     }
 
     /// Whether a handle of the file permits `writing`, or otherwise reading.
     fn permits(&self, writing: bool) -> bool {
-        let _ = writing;
-        true
+        self.descriptors().is_none_or(|it| it.permits(writing))
     }
 
     /// Fails if the descriptors do not refer to the file any more: a program may close all of its
     /// descriptors, and open other files under the same numbers. Called before old dirty pages are
     /// written back.
     fn verify(&self) -> io::Result<()> {
-        Ok(())
+        self.descriptors().map_or(Ok(()), Descriptors::verify)
     }
 
     /// Whether all descriptors still refer to the file (see `verify`). Called when a transfer takes
     /// long (ring.R4).
     fn is_intact(&self) -> bool {
-        true
+        self.descriptors().is_none_or(Descriptors::are_intact)
     }
 
     /// Restores the original flags of the descriptors, until it is switched off as often as on:
-    /// waits for transfers that need other flags, and later transfers do without them.
+    /// waits for transfers that need other flags, and later transfers do without descriptors.
     fn set_plain(&self, on: bool) {
-        let _ = on;
+        if let Some(descriptors) = self.descriptors() {
+            descriptors.set_plain(on);
+        }
     }
 
     fn len(&self) -> io::Result<u64>;
@@ -171,7 +156,9 @@ pub(crate) trait BackingFile: Send + Sync {
 
     /// Another program may have set the length to `len`.
     fn note_length(&self, len: u64) {
-        let _ = len;
+        if let Some(descriptors) = self.descriptors() {
+            descriptors.durable_length.cut(len);
+        }
     }
 
     /// Makes `len` bytes at `offset` read as zeros. Keeps or reserves their space, or else frees
@@ -193,54 +180,64 @@ pub(crate) trait BackingFile: Send + Sync {
     /// durable transfer has stored them: an earlier write has extended the file, and no sync has
     /// covered the new length. Called before the transfer.
     fn is_beyond_durable_length(&self, end: u64) -> bool {
-        let _ = end;
-        false
+        self.descriptors().is_some_and(|it| it.is_beyond_durable_length(end))
     }
 
     /// The length is durable up to `end`: a durable transfer has extended the file.
     fn note_durable_length(&self, end: u64) {
-        let _ = end;
+        if let Some(descriptors) = self.descriptors() {
+            descriptors.durable_length.grow(end);
+        }
     }
 
     /// Drops the kernel's copy of the file. Called after a write-back below has failed, and before the same
     /// bytes are written again.
-    fn drop_kernel_copy(&self) {}
+    fn drop_kernel_copy(&self) {
+        if let Some(descriptors) = self.descriptors() {
+            descriptors.drop_kernel_copy();
+        }
+    }
 
     /// How the file system overwrites bytes.
     fn overwrites(&self) -> Overwrites {
-        Overwrites::InPlace
+        self.descriptors().map_or(Overwrites::InPlace, Descriptors::overwrites)
     }
 
     /// The blocks of the file from `start` on.
     fn blocks(&self, start: u64) -> io::Result<Blocks> {
+        if let Some(descriptors) = self.descriptors() {
+            return allocation::blocks(descriptors.any()?, start);
+        }
         let hole = self.seek(start, Seek::Hole)?;
         Ok(Blocks { there_until: hole.unwrap_or(start), own_until: u64::MAX })
     }
 
     /// Whether a second description of the engine's own hides whether another process has the file open.
     fn has_second_description(&self) -> bool {
-        false
+        self.descriptors().is_some_and(Descriptors::has_second_description)
     }
 
     /// Frees the blocks beyond the end of a file that is `len` bytes long, unless another process can make it
     /// longer concurrently; with a second description, when the file is closed. `leased`: no process can.
+    ///
+    /// No call only frees the blocks beyond the end. Truncating the file to its present length does, if no process can
+    /// append between the check of the length and that. (Punching a hole beyond the end does nothing on ext4, and on
+    /// other file systems may remove the bytes of an append.)
     fn free_blocks_beyond(&self, len: u64, leased: bool) {
-        free_blocks_beyond(self, len, leased);
-    }
-}
-
-/// No call only frees the blocks beyond the end. Truncating the file to its present length does, if no process can
-/// append between the check of the length and that. (Punching a hole beyond the end does nothing on ext4, and on other
-/// file systems may remove the bytes of an append.)
-pub(crate) fn free_blocks_beyond<F: BackingFile + ?Sized>(file: &F, len: u64, leased: bool) {
-    let cut = || {
-        if file.len().is_ok_and(|now| now == len) {
-            // If it fails, the file has blocks beyond its end, as after `fallocate`.
-            let _ = file.set_len(len);
+        if let Some(descriptors) = self.descriptors().filter(|it| it.has_second_description())
+            && !leased
+        {
+            return descriptors.free_blocks_later();
         }
-    };
-    match file.descriptor(true) {
-        Some(fd) if !leased => drop(alone(fd, cut)),
-        _ => cut(),
+        let cut = || {
+            if self.len().is_ok_and(|now| now == len) {
+                // If it fails, the file has blocks beyond its end, as after `fallocate`.
+                let _ = self.set_len(len);
+            }
+        };
+        match self.descriptor(true) {
+            Some(fd) if !leased => drop(allocation::alone(fd, cut)),
+            _ => cut(),
+        }
     }
 }
