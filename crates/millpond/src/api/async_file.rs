@@ -20,7 +20,7 @@ use crate::cache::accounting::copies;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::io::segment::{Segment, SegmentIter};
-use crate::io::segment_list::{RawList, SegmentList};
+use crate::io::segment_list::SegmentList;
 use crate::process_local::ProcessLocal;
 use crate::read::hit::copy_out;
 use crate::read::miss::{Miss, PendingRead, Step, StepScope};
@@ -658,12 +658,7 @@ impl Future for ReadVectoredAt<'_, '_> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        // SAFETY: IoSliceMut has the layout of iovec, by its documentation, and is valid for writes for as
-        // long as the future lives; the segments are not used after this call.
-        let list = unsafe {
-            let iovecs = std::slice::from_raw_parts(this.dst.as_ptr().cast(), this.dst.len());
-            RawList::from_iovecs(iovecs)
-        };
+        let list = SegmentList::from_io_slices_mut(this.dst).into_raw();
         poll_read(this.file, list.iter(), this.offset, &mut this.missed, cx)
     }
 }

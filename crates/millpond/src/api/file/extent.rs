@@ -181,10 +181,7 @@ impl File {
     /// of kind `Unsupported` if the file can't be opened again through `/proc/self/fd`: its permissions
     /// have changed, another process has a lease on it, or `/proc` is not mounted.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
-        check_range(Op::Seek, offset, 0)?;
-        self.check_process(Op::Seek)?;
-        self.cached.refresh_size()?;
-        self.cached.seek(offset, Seek::Data)
+        self.seek(offset, Seek::Data)
     }
 
     /// Finds the first byte from `offset` on that is in a hole; the end of the file counts as one. `None`
@@ -194,10 +191,14 @@ impl File {
     ///
     /// As for [`File::seek_data`].
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        self.seek(offset, Seek::Hole)
+    }
+
+    fn seek(&self, offset: u64, to: Seek) -> Result<Option<u64>> {
         check_range(Op::Seek, offset, 0)?;
         self.check_process(Op::Seek)?;
         self.cached.refresh_size()?;
-        self.cached.seek(offset, Seek::Hole)
+        self.cached.seek(offset, to)
     }
 
     /// Invalidates cached bytes after another program changed the file: drops the cached bytes of the range

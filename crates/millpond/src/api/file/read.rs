@@ -11,6 +11,7 @@ use crate::api::view::View;
 use crate::error::{Error, Op, Result};
 use crate::inode::mapped_pages::MappedPages;
 use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment_list::SegmentList;
 use crate::io::transfer::Direction;
 use crate::latency::LatencyKind;
 use crate::read;
@@ -46,11 +47,8 @@ impl File {
     ///
     /// As for [`File::read_at`].
     pub fn read_vectored_at(&self, dst: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
-        // SAFETY: IoSliceMut has the layout of iovec, by its documentation, and is valid for writes.
-        unsafe {
-            let iovecs = std::slice::from_raw_parts(dst.as_ptr().cast(), dst.len());
-            self.raw().read_vectored_at(iovecs, offset)
-        }
+        let list = SegmentList::from_io_slices_mut(dst).into_raw();
+        self.read_segments(list.iter(), offset, BypassPolicy::Filtered)
     }
 
     /// [`File::read_at`] of cached bytes, in the sense of `RWF_NOWAIT`: never waits, and starts no read of

@@ -6,7 +6,7 @@ use crate::api::file::{File, check_range};
 use crate::direct_io::{self, DirectRange, Operation};
 use crate::error::{Error, Op, Result};
 use crate::io::segment::{Segment, SegmentIter};
-use crate::io::segment_list::RawList;
+use crate::io::segment_list::{RawList, SegmentList};
 use crate::io::transfer::Direction;
 use crate::write::{self, How};
 
@@ -22,12 +22,7 @@ impl File {
     /// acknowledged. If the backend accepted only a part before it failed, the length of that part is
     /// returned instead.
     pub fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
-        // SAFETY: a shared slice is valid for reads of its length; a write only reads.
-        let segment = unsafe { [Segment::new(src.as_ptr().cast_mut(), src.len())] };
-        check_range(Op::Write, offset, src.len() as u64)?;
-        self.check(self.write, Op::Write, offset, src.len() as u64)?;
-        let how = How { durable: self.dsync, is_constant: true };
-        self.write_checked((&segment).into(), offset, how)
+        self.write_slice(src, offset, self.dsync)
     }
 
     /// Like [`File::write_at`], and returns when the bytes, and the metadata to find them, are durable: one
@@ -37,11 +32,7 @@ impl File {
     ///
     /// As for [`File::write_at`] and [`File::sync_data`]; the bytes may have been written.
     pub fn write_at_dsync(&self, src: &[u8], offset: u64) -> Result<usize> {
-        // SAFETY: a shared slice is valid for reads of its length; a write only reads.
-        let segment = unsafe { [Segment::new(src.as_ptr().cast_mut(), src.len())] };
-        check_range(Op::Write, offset, src.len() as u64)?;
-        self.check(self.write, Op::Write, offset, src.len() as u64)?;
-        self.write_checked((&segment).into(), offset, How { durable: true, is_constant: true })
+        self.write_slice(src, offset, true)
     }
 
     /// Like [`File::write_at`], from several buffers in turn, as one atomic write.
@@ -50,11 +41,7 @@ impl File {
     ///
     /// As for [`File::write_at`].
     pub fn write_vectored_at(&self, src: &[IoSlice<'_>], offset: u64) -> Result<usize> {
-        // SAFETY: IoSlice has the layout of iovec, by its documentation, and is valid for reads.
-        unsafe {
-            let iovecs = std::slice::from_raw_parts(src.as_ptr().cast(), src.len());
-            self.raw().write_vectored_at(iovecs, offset)
-        }
+        self.write_segments(SegmentList::from_io_slices(src).into_raw().iter(), offset)
     }
 
     /// Writes all of `src`; not atomically if the backend accepts it in parts.
@@ -87,26 +74,28 @@ impl File {
     ///
     /// As for [`File::append`].
     pub fn append_vectored(&self, src: &[IoSlice<'_>]) -> Result<u64> {
-        let total: usize = src.iter().map(|slice| slice.len()).sum();
-        // SAFETY: as in `write_vectored_at`.
-        let (offset, moved) = unsafe {
-            let iovecs = std::slice::from_raw_parts(src.as_ptr().cast(), src.len());
-            self.raw().append_vectored(iovecs)?
-        };
-        if moved < total {
+        let list = SegmentList::from_io_slices(src).into_raw();
+        let (offset, moved) = self.append_list(&list)?;
+        if (moved as u64) < list.total() {
             let part = std::io::ErrorKind::WriteZero;
             return Err(Error::io(Op::Write, offset, moved as u64, part));
         }
         Ok(offset)
     }
 
-    pub(crate) fn write_segments(&self, src: SegmentIter<'_>, offset: u64) -> Result<usize> {
-        check_range(Op::Write, offset, src.left())?;
-        self.check(self.write, Op::Write, offset, src.left())?;
-        self.write_checked(src, offset, How { durable: self.dsync, is_constant: false })
+    fn write_slice(&self, src: &[u8], offset: u64, durable: bool) -> Result<usize> {
+        // SAFETY: a shared slice is valid for reads of its length; a write only reads.
+        let segment = unsafe { [Segment::new(src.as_ptr().cast_mut(), src.len())] };
+        self.write_as((&segment).into(), offset, How { durable, is_constant: true })
     }
 
-    fn write_checked(&self, src: SegmentIter<'_>, offset: u64, how: How) -> Result<usize> {
+    pub(crate) fn write_segments(&self, src: SegmentIter<'_>, offset: u64) -> Result<usize> {
+        self.write_as(src, offset, How { durable: self.dsync, is_constant: false })
+    }
+
+    fn write_as(&self, src: SegmentIter<'_>, offset: u64, how: How) -> Result<usize> {
+        check_range(Op::Write, offset, src.left())?;
+        self.check(self.write, Op::Write, offset, src.left())?;
         if self.direct {
             return self.direct(Direction::Write, src, offset, how.durable);
         }
