@@ -13,7 +13,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::frames::class::Class;
 use crate::cache::table::step;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
@@ -73,7 +72,9 @@ impl std::fmt::Debug for View<'_> {
 impl Drop for View<'_> {
     fn drop(&mut self) {
         if self.frame != FrameIndex::NONE && !self.file.core().is_the_parents() {
-            unpin(self.file, self.frame);
+            self.file.unpin(self.frame);
+            let page_bytes = self.file.core().page_bytes() as u64;
+            self.file.shared.pinned_bytes.fetch_sub(page_bytes, Relaxed);
         }
     }
 }
@@ -147,7 +148,7 @@ impl CachedFile {
         let budget = self.cache().frames.limit_bytes() / 2;
         let page_bytes = self.core().page_bytes() as u64;
         let pinned = self.shared.pinned_bytes.fetch_add(page_bytes, Relaxed) + page_bytes;
-        // From here on `unpin` or this returns the budget.
+        // From here on the drop of the view or this returns the budget.
         let unbudget = || self.shared.pinned_bytes.fetch_sub(page_bytes, Relaxed);
         if pinned > budget {
             unbudget();
@@ -183,7 +184,7 @@ impl CachedFile {
 
     /// [`CachedFile::pin`] of a file with mapped backing: a frame of the view's own gets a copy of the page.
     fn pin_copy(&self, pages: &MappedPages, offset: u64) -> Result<Option<(FrameIndex, u64)>> {
-        let (frames, class) = (&self.cache().frames, Class::page(self.core().page_shift));
+        let (frames, class) = (&self.cache().frames, self.core().page_class());
         let frame = self.cache().take_frame(class).ok_or(Error::NoBuffers { op: Op::View })?;
         let start = self.start_of(self.page_of(offset));
         // SAFETY: the frame is in no page word, so this thread alone has it.
@@ -222,7 +223,7 @@ impl CachedFile {
                 return Some(Some(pinned));
             }
             // The file has shrunk below the offset since.
-            unpin_only(self, pinned.0);
+            self.unpin(pinned.0);
         }
     }
 
@@ -239,7 +240,7 @@ impl CachedFile {
         frames.meta(seen.frame()).pins.pin();
         // The size belongs to the same moment as the word.
         let Some(size) = look.copy_if_unchanged(|| self.core().size.get()) else {
-            unpin_only(self, seen.frame());
+            self.unpin(seen.frame());
             return None;
         };
         word.mark_referenced(seen);
@@ -276,17 +277,5 @@ impl CachedFile {
             Alone::NoFrame | Alone::Others => return Err(Error::NoBuffers { op: Op::View }),
         }
         Ok(None)
-    }
-}
-
-fn unpin(file: &CachedFile, frame: FrameIndex) {
-    unpin_only(file, frame);
-    file.shared.pinned_bytes.fetch_sub(file.core().page_bytes() as u64, Relaxed);
-}
-
-fn unpin_only(file: &CachedFile, frame: FrameIndex) {
-    let frames = &file.cache().frames;
-    if frames.meta(frame).pins.unpin() {
-        frames.free(frame, Class::page(file.core().page_shift));
     }
 }

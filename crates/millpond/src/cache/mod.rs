@@ -179,7 +179,7 @@ impl Cache {
         alone: bool,
     ) -> Option<FrameIndex> {
         let core = held.core();
-        let class = Class::page(core.page_shift);
+        let class = core.page_class();
         if class == Class::UNIT_PAGE {
             if let Some(frame) = self.frames.take_reserved(held, page) {
                 return Some(frame);
@@ -386,7 +386,7 @@ impl Cache {
 
     /// Evicts the pages from `first` to `last` that are not in use.
     pub(crate) fn evict_range(&self, core: &FileCore, first: PageIndex, last: PageIndex) {
-        let class = Class::page(core.page_shift);
+        let class = core.page_class();
         core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
             let mut queues = self.queues();
             let used = word.take_referenced();
@@ -445,7 +445,7 @@ impl Cache {
 
     /// Empties the table of a file that is not in use any more, and frees its nodes.
     pub(crate) fn tear_down(&self, core: &FileCore) {
-        let class = Class::page(core.page_shift);
+        let class = core.page_class();
         let (first, last) = (PageIndex::FIRST, PageIndex::LAST);
         core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
             // evict.E1: out of the queues before the core is freed. Only the evictor can still

@@ -75,7 +75,7 @@ use crate::options::{Backing, OpenOptions, WriteMode};
 use crate::process_local::ProcessStatic;
 use crate::recovery::changes::ToldFile;
 use crate::recovery::mark::Marks;
-use crate::units::PageIndex;
+use crate::units::{FrameIndex, PageIndex};
 use crate::waits::{TaskWaits, ThreadWaits, WaitFor};
 use crate::writeback::state::{Flusher, Writeback, unreported_errors};
 
@@ -309,6 +309,18 @@ impl CachedFile {
 
     pub(crate) fn cache(&self) -> &Cache {
         &self.shared.cache
+    }
+
+    /// Frees the frame of a page, which is the caller's.
+    pub(crate) fn free_frame(&self, frame: FrameIndex) {
+        self.cache().frames.free(frame, self.core().page_class());
+    }
+
+    /// Drops a pin of a page's frame, and frees the frame if that was the last reference.
+    pub(crate) fn unpin(&self, frame: FrameIndex) {
+        if self.cache().frames.meta(frame).pins.unpin() {
+            self.free_frame(frame);
+        }
     }
 
     /// Notes a transition of a page.

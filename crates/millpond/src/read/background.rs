@@ -173,7 +173,7 @@ impl BypassRead {
             return Err(guard);
         }
         let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Err(guard) };
-        let class = Class::page(file.core().page_shift);
+        let class = file.core().page_class();
         let shared = Arc::clone(&file.shared);
         let mut bypass = BypassRead { shared, frames: SmallVec::new(), class, extent };
         for _ in first.to(last) {

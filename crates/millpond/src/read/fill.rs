@@ -28,7 +28,6 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use crate::cache::frames::class::Class;
 use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
 use crate::cache::table::HeldLeaf;
 use crate::cache::table::page::{PageState, PublishFlags};
@@ -310,7 +309,7 @@ pub(crate) fn fill_one(
         return Ok(Alone::NoFrame);
     };
     if !run::try_claim(held, word, frame) {
-        cache.frames.free(frame, Class::page(file.core().page_shift));
+        file.free_frame(frame);
         return Ok(Alone::Others);
     }
     // Before it is published (generations.G5).

@@ -8,7 +8,6 @@ use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::frames::class::Class;
 use crate::cache::policy::admission::AdmissionFilter;
 use crate::copy::Source;
 use crate::inode::CachedFile;
@@ -137,7 +136,7 @@ impl ReadBounce {
         // Relaxed: a number.
         let taken = file.shared.bounces.fetch_add(1, Relaxed);
         let is_room = taken < frames_max.min(FRAMES_MAX);
-        let frame = || file.cache().take_frame(Class::page(file.core().page_shift));
+        let frame = || file.cache().take_frame(file.core().page_class());
         let frame = is_room.then(frame).flatten();
         if frame.is_none() {
             file.shared.bounces.fetch_sub(1, Relaxed);
@@ -156,7 +155,7 @@ impl Drop for ReadBounce {
     fn drop(&mut self) {
         // SAFETY: as in `bytes`.
         let file = unsafe { self.file.as_ref() };
-        file.cache().frames.free(self.frame, Class::page(file.core().page_shift));
+        file.free_frame(self.frame);
         file.shared.bounces.fetch_sub(1, Relaxed);
     }
 }

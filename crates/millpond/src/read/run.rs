@@ -14,7 +14,6 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::cache::frames::class::Class;
 use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
 use crate::cache::table::HeldLeaf;
 use crate::cache::table::page::{PageState, PageWord, PublishFlags};
@@ -106,7 +105,7 @@ impl<'f> Claims<'f> {
                 if try_claim(held, word, frame) {
                     claimed = Some(frame);
                 } else {
-                    cache.frames.free(frame, Class::page(self.file.core().page_shift));
+                    self.file.free_frame(frame);
                 }
             }
             match claimed {
@@ -159,7 +158,7 @@ pub(crate) fn publish_page(
     if arrived < valid || valid == 0 {
         word.wake(word.abort_fill());
         held.vacated();
-        file.cache().frames.free(frame, Class::page(file.core().page_shift));
+        file.free_frame(frame);
         return false;
     }
     // write.W5: nothing but zeros beyond the size.

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
-use crate::cache::frames::class::Class;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::read::run::{Run, try_claim};
@@ -25,7 +24,7 @@ fn a_thread_that_was_beaten_claims_nothing() {
     let options = OpenOptions::new().read(true);
     let file: Arc<CachedFile> = CachedFile::on(engine.shared(), slow, &options).unwrap();
     let (page, cache, core) = (PageIndex(0), file.cache(), file.core());
-    let class = Class::page(core.page_shift);
+    let class = core.page_class();
     let held = core.hold(cache, page, true).unwrap();
     let word = held.word(page);
     let [first, second] = [(); 2].map(|()| cache.take_page_frame(&held, page, false).unwrap());

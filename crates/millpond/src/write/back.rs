@@ -81,7 +81,7 @@ impl Write<'_> {
             return Ok(None);
         }
         let (frames, page_bytes) = (&file.cache().frames, file.core().page_bytes());
-        let class = Class::page(file.core().page_shift);
+        let class = file.core().page_class();
         let Some(fresh) = frames.try_alloc(class) else { return Ok(None) };
         let head = (self.offset - file.start_of(page)) as usize;
         let tail = head + self.len as usize;
@@ -125,7 +125,7 @@ impl Write<'_> {
     /// Builds the new contents of all pages, each in a fresh frame; false if that can't be done.
     pub(super) fn build_whole(&self, fresh: &mut [FrameIndex]) -> Result<bool> {
         let file = self.file;
-        let class = Class::page(file.core().page_shift);
+        let class = file.core().page_class();
         let taken = file.cache().frames.try_alloc_many(class, fresh);
         for slot in &mut fresh[taken..] {
             let Some(frame) = self.take_frame(class) else { return Ok(false) };

@@ -5,7 +5,6 @@
 //! end's write lies between [`Write::begin_bypass`] and [`Write::end_bypass`], for callers that have several such
 //! writes in flight at once.
 
-use crate::cache::frames::class::Class;
 use crate::cache::table::HeldLeaf;
 use crate::cache::table::page::{PageState, PageWord, PublishFlags, Word};
 use crate::cache::table::step::Hiding;
@@ -163,7 +162,7 @@ impl Write<'_> {
     /// have lost bytes that no sync has covered, and this is their only copy.
     pub(super) fn drop_or_publish(&self, end: u64) {
         let file = self.file;
-        let class = Class::page(file.core().page_shift);
+        let class = file.core().page_class();
         let shown = PublishFlags { referenced: true, ..PublishFlags::default() };
         file.core().for_each_page(file.cache(), self.first, self.last, &mut |held, page, word| {
             let seen = word.load();
@@ -208,7 +207,7 @@ pub(crate) fn hide_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
 
 /// Makes the HIDDEN pages from `first` to `last` EMPTY. Caller: hid them.
 pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
-    let class = Class::page(file.core().page_shift);
+    let class = file.core().page_class();
     file.core().for_each_page(file.cache(), first, last, &mut |held, _, word| {
         let seen = word.load();
         if seen.state() == PageState::Hidden {

@@ -18,7 +18,6 @@ use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::frames::class::Class;
 use crate::cache::table::page::{PageState, PublishFlags};
 use crate::copy;
 use crate::error::{Error, Op, Result};
@@ -100,7 +99,7 @@ impl CachedFile {
         if let Err(error) = space::set_len(self, len) {
             self.publish_hidden(first, PageIndex::LAST);
             if let Some(frame) = fresh {
-                self.cache().frames.free(frame, Class::page(self.core().page_shift));
+                self.free_frame(frame);
             }
             return Err(Error::io(Op::Truncate, len, 0, error));
         }
@@ -416,7 +415,7 @@ impl CachedFile {
         if seen.state() != PageState::Hidden || seen.frame() == FrameIndex::NONE {
             return None;
         }
-        let fresh = self.cache().take_frame(Class::page(self.core().page_shift))?;
+        let fresh = self.cache().take_frame(self.core().page_class())?;
         let (kept, page_bytes) = ((len - self.start_of(page)) as usize, self.core().page_bytes());
         let frames = &self.cache().frames;
         // SAFETY: within the two frames. The old one is in a HIDDEN word, so no thread frees it, and no other thread
@@ -433,7 +432,7 @@ impl CachedFile {
         let word = held.word(page);
         let old = word.load().frame();
         word.wake(word.publish(fresh, SHOWN).sleepers());
-        self.cache().release_replaced(&mut [old], &[fresh], Class::page(self.core().page_shift));
+        self.cache().release_replaced(&mut [old], &[fresh], self.core().page_class());
     }
 
     /// Shows the hidden pages from `first` to `last` as they were.

@@ -1,6 +1,5 @@
 //! Putting the pages of a write in place together.
 
-use crate::cache::frames::class::Class;
 use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
 use crate::cache::table::page::{PageState, PageWord, PublishFlags, Word};
 use crate::cache::table::step::Hiding;
@@ -55,7 +54,7 @@ impl Write<'_> {
         }
         let were_dirty = self.publish_all(leaves, fresh, old, moved, dirty);
         // Each of the old frames that are left was replaced by a fresh frame, which is in place by now.
-        self.file.cache().release_replaced(old, fresh, Class::page(self.file.core().page_shift));
+        self.file.cache().release_replaced(old, fresh, self.file.core().page_class());
         // Pages that were DIRTY before are in the set, or will be put back (state.WB2).
         if dirty && !were_dirty {
             writeback::record_dirty(self.file, self.first, self.last);
@@ -101,7 +100,7 @@ impl Write<'_> {
         dirty: bool,
     ) -> bool {
         let (core, cache) = (self.file.core(), self.file.cache());
-        let class = Class::page(core.page_shift);
+        let class = core.page_class();
         let shown = PublishFlags { referenced: true, marker: false, dirty };
         let mut were_dirty = true;
         for ((page, &frame), old) in self.first.onwards().zip(fresh).zip(old) {
@@ -158,7 +157,7 @@ impl Write<'_> {
         if now.is_ready() && now.frame() == seen.frame() {
             self.file.forget_frame(seen.frame());
         }
-        writeback::unpin(self.file, seen.frame());
+        self.file.unpin(seen.frame());
     }
 
     /// Puts one page in place where it is READY, in one step.
@@ -178,7 +177,7 @@ impl Write<'_> {
             Ok(change) => {
                 let cache = self.file.cache();
                 self.file.note(change);
-                let class = Class::page(core.page_shift);
+                let class = core.page_class();
                 cache.release_replaced(&mut [change.was.frame()], &[frame], class);
                 if dirty && !change.was.is_dirty() {
                     writeback::record_dirty(self.file, self.first, self.first);

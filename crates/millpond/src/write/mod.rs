@@ -33,7 +33,6 @@ use std::io;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::frames::class::Class;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::inode::{Blocking, CachedFile, FileGuard};
@@ -465,10 +464,8 @@ impl<'a> Write<'a> {
     }
 
     fn free(&self, fresh: &[FrameIndex]) {
-        let class = Class::page(self.file.core().page_shift);
-        for &frame in fresh.iter().filter(|&&frame| frame != FrameIndex::NONE) {
-            self.file.cache().frames.free(frame, class);
-        }
+        let taken = fresh.iter().filter(|&&frame| frame != FrameIndex::NONE);
+        taken.for_each(|&frame| self.file.free_frame(frame));
     }
 
     /// The bytes that are written of `page`, as file offsets.

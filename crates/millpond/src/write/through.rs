@@ -8,7 +8,6 @@
 
 use smallvec::SmallVec;
 
-use crate::cache::frames::class::Class;
 use crate::cache::table::step;
 use crate::copy;
 use crate::error::{Op, Result};
@@ -134,7 +133,7 @@ impl<'a> Write<'a> {
     /// Builds the new contents of the pages that will be cached, each in a fresh frame.
     fn build(&self, leaves: &mut Leaves<'_>, fresh: &mut [FrameIndex]) -> Result<()> {
         let cache = self.file.cache();
-        let class = Class::page(self.file.core().page_shift);
+        let class = self.file.core().page_class();
         for (page, slot) in self.first.onwards().zip(fresh) {
             let (from, to) = self.part(page);
             let start = self.file.start_of(page);

@@ -27,7 +27,6 @@ use std::ops::Range;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::frames::class::Class;
 use crate::cache::table::page::{PageState, Word, WritebackEnd};
 use crate::event::event;
 use crate::inode::CachedFile;
@@ -363,19 +362,9 @@ impl Flush<'_> {
     ) -> Durability {
         let error = (run.written < run.end).then(|| run.failure());
         conclude(self.file, transfer, run.written, error, || {
-            let &WriteRun { start, body_end, end, .. } = run;
-            let claimed_all = 0..claimed.len();
-            let again = WriteRun {
-                claimed: claimed_all,
-                start,
-                body_end,
-                end,
-                written: start,
-                error: None,
-            };
-            let mut again = [again];
+            let mut again = [WriteRun::new(0..claimed.len(), run.start, run.body_end, run.end)];
             self::transfer(self.file, claimed, &mut again, false);
-            again[0].written > start
+            again[0].written > run.start
         })
     }
 
@@ -423,7 +412,7 @@ impl Flush<'_> {
             file.note(change);
             to_requeue.extend(file.cache().find_to_requeue(word, change));
             word.wake(change.sleepers());
-            unpin(file, frame);
+            file.unpin(frame);
             if end == WritebackEnd::Failed {
                 failed.push(page);
             }
@@ -457,14 +446,7 @@ fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> PageCla
             file.note(change);
             return PageClaim::Own(seen.frame());
         }
-        unpin(file, seen.frame());
-    }
-}
-
-pub(crate) fn unpin(file: &CachedFile, frame: FrameIndex) {
-    let frames = &file.cache().frames;
-    if frames.meta(frame).pins.unpin() {
-        frames.free(frame, Class::page(file.core().page_shift));
+        file.unpin(seen.frame());
     }
 }
 
@@ -481,6 +463,10 @@ struct WriteRun {
 }
 
 impl WriteRun {
+    fn new(claimed: Range<usize>, start: u64, body_end: u64, end: u64) -> WriteRun {
+        WriteRun { claimed, start, body_end, end, written: start, error: None }
+    }
+
     /// The error because of which not all bytes were written.
     fn failure(&self) -> WritebackFailure {
         let unknown = io::Error::from(io::ErrorKind::WriteZero);
@@ -511,14 +497,7 @@ fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Ve
         let start = file.start_of(claimed[from].0);
         let end = file.start_of(claimed[to - 1].0 + 1).min(size).max(start);
         let body_end = end - end % block_bytes;
-        runs.push(WriteRun {
-            claimed: from..to,
-            start,
-            body_end,
-            end,
-            written: start,
-            error: None,
-        });
+        runs.push(WriteRun::new(from..to, start, body_end, end));
         from = to;
     }
     runs

@@ -101,7 +101,7 @@ impl ReadyPage<'_> {
         let core: *const FileCore = self.core;
         let meta = frames.queue_node(self.frame);
         meta.owner.store(core.cast_mut().cast(), Relaxed);
-        let class = Class::page(self.core.page_shift);
+        let class = self.core.page_class();
         let tags = u32::from(class.tag()) << CLASS_SHIFT | BATCHED | self.origin.tags();
         meta.describe(self.page, tags);
         class

@@ -136,6 +136,11 @@ impl FileCore {
         1 << self.page_shift
     }
 
+    /// The class of its pages' frames.
+    pub(crate) fn page_class(&self) -> Class {
+        Class::page(self.page_shift)
+    }
+
     /// Whether this is a child of fork, and the file belongs to its parent. Then the core is all
     /// zeros (see `frames`, "Fork").
     pub(crate) fn is_the_parents(&self) -> bool {
