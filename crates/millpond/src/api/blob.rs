@@ -372,14 +372,14 @@ impl Fill {
 
     /// Supplies the bytes, from the first on, which are cached afterwards. Pages that they don't cover
     /// wholly are not cached.
-    pub fn bring(self, bytes: &[u8]) {
+    pub fn bring(mut self, bytes: &[u8]) {
         let valid = self.copy(bytes);
-        self.finish(valid);
+        self.end(valid);
     }
 
     /// The same if the bytes end within the last page, and the rest of it will not be requested: that reads
     /// as zeros.
-    pub fn bring_last(self, bytes: &[u8]) {
+    pub fn bring_last(mut self, bytes: &[u8]) {
         let valid = self.copy(bytes);
         let page_bytes = self.cached.core().page_bytes();
         let rest = valid.next_multiple_of(page_bytes) - valid;
@@ -390,7 +390,7 @@ impl Fill {
                 copy::zero(end, rest);
             }
         }
-        self.finish(valid + rest);
+        self.end(valid + rest);
     }
 
     /// Reads from a file that was opened [`direct`](crate::OpenOptions::direct), at `offset`, as many bytes
@@ -458,9 +458,8 @@ impl Fill {
 
     /// Publishes the pages that [`Fill::read_direct`] has read wholly: they are cached afterwards. Other
     /// pages are not cached.
-    pub fn bring_read(self) {
-        let valid = self.read;
-        self.finish(valid);
+    pub fn bring_read(mut self) {
+        self.end(self.read);
     }
 
     /// Copies as many bytes as there is room for; returns the number.
@@ -478,10 +477,6 @@ impl Fill {
             };
         }
         bytes.len().min(frames.len() * page_bytes)
-    }
-
-    fn finish(mut self, valid: usize) {
-        self.end(valid);
     }
 
     fn end(&mut self, valid: usize) {
