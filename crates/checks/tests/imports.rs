@@ -47,6 +47,7 @@ const ENGINE: &[&[&str]] = &[
     &["inode"],
     &["writeback/state"],
     &["cache"],
+    &["backend.rs"],
     &["options.rs"],
     &["recovery"],
     &["sim", "workers.rs", "stats.rs"],

@@ -23,7 +23,7 @@
 //! ```
 //!
 //! Data flows one way, and each folder knows only those below it: `api` and `queue` -> `direct_io`, `write`,
-//! `read` -> `writeback` -> `inode` -> `writeback::state`, `cache` -> `recovery` -> `io` -> back end.
+//! `read` -> `writeback` -> `inode` -> `writeback::state`, `cache` -> `backend` -> `recovery` -> `io`.
 //!
 //! With the feature `sim` there are back ends without files, too: a device that is slow and faulty on purpose,
 //! for tests, and one that moves no bytes, to measure the way to it.
@@ -59,6 +59,8 @@ mod inode;
 mod writeback;
 
 mod cache;
+
+mod backend;
 
 mod recovery;
 

@@ -23,10 +23,10 @@ use std::io;
 use std::marker::PhantomData;
 
 use crate::api::file::{File, check_range};
+use crate::backend::BackendKind;
 use crate::buffers::Buffer;
 use crate::direct_io::{self, Begin, Conclusion, DirectRange, Operation, StartedDirect, Undecided};
 use crate::error::{Error, Op, Result};
-use crate::inode::backend::BackendKind;
 use crate::inode::{Blocking, CachedFile, Shared};
 use crate::io::backend::fixed_ring::{FixedRing, RingCompletion};
 use crate::io::retry;

@@ -29,8 +29,6 @@ pub(crate) mod registry;
 
 pub(crate) mod leaves;
 
-pub(crate) mod backend;
-
 pub(crate) mod space;
 
 pub(crate) mod turns;
@@ -52,6 +50,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
 
+use crate::backend::Backend;
 use crate::cache::Cache;
 use crate::cache::accounting::copies::{Copies, CopyOwner};
 use crate::cache::table::FileCore;
@@ -59,7 +58,6 @@ use crate::cache::table::page::Change;
 use crate::cache::table::wait_queue;
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
-use crate::inode::backend::Backend;
 use crate::inode::keeper_slot::KeeperSlot;
 use crate::inode::mapped_pages::MappedPages;
 use crate::inode::optimistic::Unguarded;
