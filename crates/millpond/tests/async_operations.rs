@@ -59,7 +59,7 @@ fn methods(dir: &Path, of: &str) -> BTreeSet<String> {
             let source = std::fs::read_to_string(path).unwrap();
             let mut is_inside = false;
             for line in source.lines() {
-                match line.strip_prefix("    pub ") {
+                match line.trim_start().strip_prefix("pub ") {
                     _ if line == format!("impl {of} {{") => is_inside = true,
                     _ if line == "}" => is_inside = false,
                     Some(item) if is_inside => names.extend(function_name(item)),

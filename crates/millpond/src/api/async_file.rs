@@ -201,6 +201,22 @@ impl From<Arc<File>> for AsyncFile {
     }
 }
 
+/// Methods of [`File`] that a worker runs: name, arguments and result, and the operation and range that an error names
+/// if no worker can be started.
+macro_rules! by_worker {
+    ($(pub fn $name:ident($($arg:ident: $kind:ty),*) -> $out:ty: $op:ident($offset:expr, $len:expr);)*) => {$(
+        #[doc = concat!("[`File::", stringify!($name), "`], by a worker. Dropping the future after its first poll")]
+        /// does not stop it.
+        ///
+        /// # Errors
+        ///
+        #[doc = concat!("As for [`File::", stringify!($name), "`].")]
+        pub async fn $name(&self, $($arg: $kind),*) -> Result<$out> {
+            self.by_worker((Op::$op, $offset, $len), move |file| file.$name($($arg),*)).await
+        }
+    )*};
+}
+
 impl AsyncFile {
     /// The same handle with the methods that block; some that never do, such as [`File::len`] and
     /// [`File::try_read_at`], exist only there. Also for requests of a [`Queue`](crate::queue::Queue).
@@ -404,89 +420,21 @@ impl AsyncFile {
         self.by_writer(src, 0, move |file, src| file.append(src)).await
     }
 
-    /// [`File::truncate`], by a worker. Dropping the future after its first poll does not stop it; the same
-    /// holds for all methods below.
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::truncate`].
-    pub async fn truncate(&self, len: u64) -> Result<()> {
-        self.by_worker((Op::Truncate, len, 0), move |file| file.truncate(len)).await
+    by_worker! {
+        pub fn truncate(len: u64) -> (): Truncate(len, 0);
+        pub fn punch_hole(offset: u64, len: u64) -> (): Punch(offset, len);
+        pub fn zero_range(offset: u64, len: u64) -> (): Zero(offset, len);
+        pub fn allocate(offset: u64, len: u64) -> (): Allocate(offset, len);
+        pub fn seek_data(offset: u64) -> Option<u64>: Seek(offset, 0);
+        pub fn seek_hole(offset: u64) -> Option<u64>: Seek(offset, 0);
+        pub fn sync_all() -> (): Sync(0, 0);
+        pub fn sync_data() -> (): Sync(0, 0);
+        pub fn sync_range(offset: u64, len: u64) -> (): Sync(offset, len);
+        pub fn write_back() -> (): Sync(0, 0);
+        pub fn invalidate(offset: u64, len: u64) -> (): Advise(offset, len);
     }
 
-    /// [`File::punch_hole`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::punch_hole`].
-    pub async fn punch_hole(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker((Op::Punch, offset, len), move |file| file.punch_hole(offset, len)).await
-    }
-
-    /// [`File::zero_range`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::zero_range`].
-    pub async fn zero_range(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker((Op::Zero, offset, len), move |file| file.zero_range(offset, len)).await
-    }
-
-    /// [`File::allocate`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::allocate`].
-    pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker((Op::Allocate, offset, len), move |file| file.allocate(offset, len)).await
-    }
-
-    /// [`File::seek_data`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::seek_data`].
-    pub async fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
-        self.by_worker((Op::Seek, offset, 0), move |file| file.seek_data(offset)).await
-    }
-
-    /// [`File::seek_hole`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::seek_hole`].
-    pub async fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
-        self.by_worker((Op::Seek, offset, 0), move |file| file.seek_hole(offset)).await
-    }
-
-    /// [`File::sync_all`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::sync_all`].
-    pub async fn sync_all(&self) -> Result<()> {
-        self.by_worker((Op::Sync, 0, 0), |file| file.sync_all()).await
-    }
-
-    /// [`File::sync_data`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::sync_data`].
-    pub async fn sync_data(&self) -> Result<()> {
-        self.by_worker((Op::Sync, 0, 0), |file| file.sync_data()).await
-    }
-
-    /// [`File::sync_range`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::sync_range`].
-    pub async fn sync_range(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker((Op::Sync, offset, len), move |file| file.sync_range(offset, len)).await
-    }
-
-    /// [`File::persist`].
+    /// [`File::persist`], by a worker, as [`AsyncFile::truncate`].
     ///
     /// # Errors
     ///
@@ -496,7 +444,7 @@ impl AsyncFile {
         self.by_worker((Op::Sync, 0, 0), move |file| file.persist(from, to)).await
     }
 
-    /// [`File::persist_noclobber`].
+    /// [`File::persist_noclobber`], as [`AsyncFile::persist`].
     ///
     /// # Errors
     ///
@@ -508,24 +456,6 @@ impl AsyncFile {
     ) -> Result<()> {
         let (from, to) = (from.into(), to.into());
         self.by_worker((Op::Sync, 0, 0), move |file| file.persist_noclobber(from, to)).await
-    }
-
-    /// [`File::write_back`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::write_back`].
-    pub async fn write_back(&self) -> Result<()> {
-        self.by_worker((Op::Sync, 0, 0), |file| file.write_back()).await
-    }
-
-    /// [`File::invalidate`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::invalidate`].
-    pub async fn invalidate(&self, offset: u64, len: u64) -> Result<()> {
-        self.by_worker((Op::Advise, offset, len), move |file| file.invalidate(offset, len)).await
     }
 
     /// The handle, for direct reads by another part of the engine, which owns the memory.
