@@ -231,10 +231,8 @@ impl<T: Tell> Read<T> {
         let read = BackgroundRead { offset, wanted: true, direct, segments, done: self };
         if let Err(read) = shared_ring::start_read(SharedRing::of_this_batch(ring), backing, read) {
             // No thread is available for it.
-            let mut batch = [read.transfer()];
-            file.backing.try_all(&mut batch);
-            let [Transfer { moved, error, .. }] = batch;
-            read.done.end(error.map_or(Ok(moved as usize), Err));
+            let outcome = retry::try_one(&*file.backing, read.transfer());
+            read.done.end(outcome);
         }
     }
 

@@ -250,10 +250,7 @@ impl<'a> DirectRequest<'a> {
     /// Checks the request without running it.
     #[inline]
     fn check(&self) -> Result<()> {
-        let op = match self.inner.direction {
-            Direction::Read => Op::Read,
-            Direction::Write => Op::Write,
-        };
+        let op = self.extent().op();
         check_range(op, self.inner.offset, self.len())?;
         self.inner.file.check_direct(op, self.inner.offset, self.len())?;
         self.extent().check_alignment(self.inner.list.misalignment())
@@ -649,7 +646,7 @@ impl<'a> Lanes<'_, 'a> {
         self.under_way -= 1;
         let transfer = Transfer { moved: slot.moved, error, ..request.operation().transfer() };
         let extent = request.extent();
-        match begun.end_apart(extent, transfer) {
+        match begun.end_with(extent, transfer, Blocking::Try) {
             Conclusion::Undecided(undecided) => {
                 slot.undecided = Some(undecided);
                 self.undecided.push_back(number);

@@ -223,7 +223,7 @@ impl<'f> DirectRange<'f> {
         self.file.cache().counters.local().direct_begins()
     }
 
-    fn op(&self) -> Op {
+    pub(crate) fn op(&self) -> Op {
         match self.direction {
             Direction::Read => Op::Read,
             Direction::Write => Op::Write,
@@ -265,10 +265,7 @@ impl<'a> Operation<'a> {
     }
 
     fn finish(&self, begun: StartedDirect<'_>) -> Result<usize> {
-        let mut batch = [self.transfer()];
-        self.extent.file.carry_out(&mut batch);
-        let [transfer] = batch;
-        begun.end(self.extent, transfer)
+        begun.end(self.extent, self.extent.file.carry_out_one(self.transfer()))
     }
 
     /// Performs an unaligned operation.
@@ -349,10 +346,8 @@ impl<'a> Operation<'a> {
             return begun.end(self.extent, transfer);
         }
         let Some(mut bounce) = bounce else {
-            let mut batch = [Transfer { direct: false, ..self.transfer() }];
-            self.extent.file.carry_out(&mut batch);
-            let [transfer] = batch;
-            return begun.end(self.extent, transfer);
+            let transfer = Transfer { direct: false, ..self.transfer() };
+            return begun.end(self.extent, self.extent.file.carry_out_one(transfer));
         };
         let mut src = self.segments;
         let mut done = 0;
@@ -381,10 +376,9 @@ impl<'a> Operation<'a> {
     ) -> (u64, Option<io::Error>) {
         // SAFETY: within the buffer, which outlives the transfer.
         let segment = unsafe { [Segment::new(bounce.base(), len as usize)] };
-        let mut batch = [Transfer { offset, segments: (&segment).into(), ..self.transfer() }];
-        self.extent.file.carry_out(&mut batch);
-        let [transfer] = batch;
-        (transfer.moved, transfer.error)
+        let transfer = Transfer { offset, segments: (&segment).into(), ..self.transfer() };
+        let Transfer { moved, error, .. } = self.extent.file.carry_out_one(transfer);
+        (moved, error)
     }
 }
 
@@ -403,18 +397,9 @@ impl<'f> StartedDirect<'f> {
         outcome
     }
 
-    /// Ends the operation without any wait.
+    /// Ends the operation after the backend has ended it, without waiting for a guard.
     #[inline]
-    pub(crate) fn end_apart(
-        self,
-        extent: DirectRange<'_>,
-        transfer: Transfer<'_>,
-    ) -> Conclusion<'f> {
-        self.end_with(extent, transfer, Blocking::Try)
-    }
-
-    #[inline]
-    fn end_with(
+    pub(crate) fn end_with(
         self,
         extent: DirectRange<'_>,
         transfer: Transfer<'_>,

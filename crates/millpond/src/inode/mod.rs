@@ -405,6 +405,14 @@ impl CachedFile {
         retry::run(&*self.backing, batch);
     }
 
+    /// [`CachedFile::carry_out`] of one transfer.
+    pub(crate) fn carry_out_one<'t>(&self, transfer: Transfer<'t>) -> Transfer<'t> {
+        let mut batch = [transfer];
+        self.carry_out(&mut batch);
+        let [transfer] = batch;
+        transfer
+    }
+
     /// The number of pages that an operation takes in one go: the cache's spare memory, at most.
     pub(crate) fn chunk_pages(&self, at_most: usize) -> usize {
         let spare = self.cache().frames.limit_bytes() / 8 / self.core().page_bytes() as u64;

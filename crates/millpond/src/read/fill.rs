@@ -203,9 +203,8 @@ impl Reader<'_> {
         let aligned = bounce[skip..skip + len].as_mut_ptr();
         // SAFETY: a part of `bounce`, which outlives the transfer.
         let segment = unsafe { [Segment::new(aligned, len)] };
-        let mut batch = [Transfer::of_pages(first, &segment, self.size)];
-        file.carry_out(&mut batch);
-        let [Transfer { moved, error: failure, .. }] = batch;
+        let transfer = Transfer::of_pages(first, &segment, self.size);
+        let Transfer { moved, error: failure, .. } = file.carry_out_one(transfer);
         slots.give_back();
         let skipped = from - first;
         let moved = moved.saturating_sub(skipped).min(to - from);
@@ -318,10 +317,9 @@ pub(crate) fn fill_one(
     // SAFETY: the frame of a page that this thread made FILLING.
     let segment = unsafe { [Segment::new(cache.frames.bytes(frame), page_bytes)] };
     let start = file.start_of(page);
-    let mut batch = [Transfer::of_pages(start, &segment, size)];
-    file.carry_out(&mut batch);
+    let transfer = Transfer::of_pages(start, &segment, size);
+    let Transfer { moved, error, .. } = file.carry_out_one(transfer);
     slots.give_back();
-    let [Transfer { moved, error, .. }] = batch;
     let (filled, shown) =
         (FilledPage { page, frame }, PublishFlags { referenced: true, ..PublishFlags::default() });
     if run::publish_page(file, held, &filled, size, moved, shown, take) {

@@ -118,9 +118,8 @@ fn bypass(file: &CachedFile, dst: SegmentIter<'_>, extent: ReadExtent) -> ReadPr
     if !is_mapped {
         file.cache().counters.local().missed(extent.page_count(file));
     }
-    let mut batch = [Transfer::new(Direction::Read, offset, dst)];
-    file.carry_out(&mut batch);
-    let [Transfer { moved, error, .. }] = batch;
+    let transfer = Transfer::new(Direction::Read, offset, dst);
+    let Transfer { moved, error, .. } = file.carry_out_one(transfer);
     let touched = match &error {
         _ if !is_mapped => len,
         None => moved,

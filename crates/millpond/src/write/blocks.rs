@@ -40,9 +40,7 @@ impl<'a> Write<'a> {
             .collect();
         let account = Account::open(file, durable, end);
         let transfer = Transfer::new(Direction::Write, start, &segments);
-        let mut batch = [Transfer { durable, ..transfer }];
-        file.carry_out(&mut batch);
-        let [transfer] = batch;
+        let transfer = file.carry_out_one(Transfer { durable, ..transfer });
         let mut written = account.close(file, transfer, Blocking::Wait);
         written.moved = self.moved_until(start + written.moved);
         self.end_through(leaves, fresh, written)
@@ -92,9 +90,7 @@ impl<'a> Write<'a> {
         // SAFETY: within the buffer, which outlives the transfer.
         let segment = unsafe { [Segment::new(bounce.base(), (end - start) as usize)] };
         let transfer = Transfer::new(Direction::Write, start, &segment);
-        let mut batch = [Transfer { durable: self.how.durable, ..transfer }];
-        self.file.carry_out(&mut batch);
-        let [transfer] = batch;
+        let transfer = self.file.carry_out_one(Transfer { durable: self.how.durable, ..transfer });
         (start + transfer.moved, transfer.error)
     }
 
@@ -110,9 +106,7 @@ impl<'a> Write<'a> {
         }
         // SAFETY: as above.
         let segment = unsafe { [Segment::new(at, block_bytes)] };
-        let mut batch = [Transfer::of_pages(block, &segment, self.size)];
-        self.file.carry_out(&mut batch);
-        let [transfer] = batch;
+        let transfer = self.file.carry_out_one(Transfer::of_pages(block, &segment, self.size));
         match transfer.error {
             Some(error) => Err(error),
             // Another program has cut the file.

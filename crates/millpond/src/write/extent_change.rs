@@ -365,10 +365,7 @@ impl CachedFile {
                 let write = Write::around_cache(self, at, len, size, false);
                 write.transfer_blocks((&segments).into())
             } else {
-                let mut batch = [Transfer::new(Direction::Write, at, &segments)];
-                self.carry_out(&mut batch);
-                let [transfer] = batch;
-                transfer
+                self.carry_out_one(Transfer::new(Direction::Write, at, &segments))
             };
             if let Some(error) = transfer.error {
                 return Err(error);

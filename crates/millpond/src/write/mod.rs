@@ -430,10 +430,8 @@ impl<'a> Write<'a> {
     /// Has the back end write `segments`, and waits for the outcome.
     fn transfer(&self, segments: SegmentIter<'_>) -> Written {
         let account = Account::open(self.file, self.how.durable, self.offset + self.len);
-        let mut batch = [Transfer::new(Direction::Write, self.offset, segments)];
-        batch[0].durable = self.how.durable;
-        self.file.carry_out(&mut batch);
-        let [transfer] = batch;
+        let transfer = Transfer::new(Direction::Write, self.offset, segments);
+        let transfer = self.file.carry_out_one(Transfer { durable: self.how.durable, ..transfer });
         account.close(self.file, transfer, Blocking::Wait)
     }
 

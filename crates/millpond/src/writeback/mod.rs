@@ -531,9 +531,8 @@ fn transfer(
     for (run, segments) in runs.iter_mut().zip(&memory) {
         if run.written == run.body_end && run.end > run.body_end {
             let tail = &segments[segments.len() - 1..];
-            let mut batch = [Transfer::new(Direction::Write, run.body_end, tail)];
-            file.carry_out(&mut batch);
-            let [transfer] = batch;
+            let transfer = Transfer::new(Direction::Write, run.body_end, tail);
+            let transfer = file.carry_out_one(transfer);
             run.written += transfer.moved;
             run.error = transfer.error;
         }
