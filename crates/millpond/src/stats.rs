@@ -10,7 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU64, compiler_fence};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
@@ -372,14 +372,10 @@ impl Drop for Taken {
                 // The lock may be held by a thread that this child of fork does not have.
                 std::mem::forget(taken);
             } else if let Some(slots) = taken.slots.upgrade() {
-                lock(&slots).end(&taken.slot);
+                slots.acquire().end(&taken.slot);
             }
         }
     }
-}
-
-fn lock(slots: &Mutex<CounterSlots>) -> MutexGuard<'_, CounterSlots> {
-    slots.acquire()
 }
 
 impl Counters {
@@ -478,17 +474,17 @@ impl Counters {
     fn new_slot(&self) -> Arc<CounterSlot> {
         let slot = Arc::new(CounterSlot::default());
         slot.wait.is_of(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
-        lock(&self.slots).living.push(Arc::clone(&slot));
+        self.slots.acquire().living.push(Arc::clone(&slot));
         slot
     }
 
     /// The threads that wait.
     pub(crate) fn waiting(&self) -> Vec<Waiting> {
-        lock(&self.slots).living.iter().filter_map(|slot| slot.wait.snapshot()).collect()
+        self.slots.acquire().living.iter().filter_map(|slot| slot.wait.snapshot()).collect()
     }
 
     pub(crate) fn snapshot(&self) -> Stats {
-        let slots = lock(&self.slots);
+        let slots = self.slots.acquire();
         let all = || {
             let living = slots.living.iter().map(|slot| &***slot);
             living.chain([&*slots.ended, &*self.orphan])
@@ -531,7 +527,7 @@ mod tests {
         counters.local().hit(10);
         let stats = counters.snapshot();
         assert_eq!((stats.hits, stats.bytes_served), (13, 130));
-        assert_eq!(lock(&counters.slots).living.len(), 1, "slots of ended threads are freed");
+        assert_eq!(counters.slots.acquire().living.len(), 1, "slots of ended threads are freed");
     }
 
     /// Goal: neither a new thread nor a miss invalidates a cache line of threads that hit.
@@ -580,7 +576,7 @@ mod tests {
         })
         .join()
         .unwrap();
-        let slots = lock(&counters.slots);
+        let slots = counters.slots.acquire();
         assert!(slots.living.is_empty());
         assert_eq!(slots.ended.hits.load(Relaxed) + counters.orphan.hits.load(Relaxed), 2);
     }

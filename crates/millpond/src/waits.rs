@@ -21,7 +21,7 @@
 
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
@@ -242,8 +242,7 @@ pub(crate) struct TaskWaits {
 
 const SHARDS: usize = 16;
 
-#[derive(Default)]
-struct Shard(Mutex<Entries>);
+type Shard = Mutex<Entries>;
 
 #[derive(Default)]
 struct Entries {
@@ -273,16 +272,10 @@ impl Default for TaskWaits {
     }
 }
 
-impl Shard {
-    fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.0.acquire()
-    }
-}
-
 impl TaskWaits {
     pub(crate) fn begin(&self, what: WaitFor, id: FileId, offset: u64, len: u64) -> TaskWait {
         let shard = &self.shards[thread::shard_of(SHARDS)];
-        let mut entries = shard.entries();
+        let mut entries = shard.acquire();
         entries.next += 1;
         let entry = Entry { what, id, offset, len, since_ns: now_ns(), number: entries.next };
         let at = entries.all.insert(entry);
@@ -294,7 +287,7 @@ impl TaskWaits {
         let now_ns = now_ns();
         let mut seen = Vec::new();
         for (number, shard) in self.shards.iter().enumerate() {
-            seen.extend(shard.entries().all.iter().map(|(_, entry)| Waiting {
+            seen.extend(shard.acquire().all.iter().map(|(_, entry)| Waiting {
                 what: entry.what,
                 device: entry.id.device,
                 inode: entry.id.inode,
@@ -313,14 +306,14 @@ impl TaskWait {
     /// The task goes on, and waits for another event.
     pub(crate) fn waits_for(&mut self, what: WaitFor) {
         if std::mem::replace(&mut self.what, what) != what {
-            self.shard.entries().all[self.at].what = what;
+            self.shard.acquire().all[self.at].what = what;
         }
     }
 }
 
 impl Drop for TaskWait {
     fn drop(&mut self) {
-        let mut entries = self.shard.entries();
+        let mut entries = self.shard.acquire();
         entries.all.remove(self.at);
         if entries.all.is_empty() {
             // There may have been many once.

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use slab::Slab;
 
@@ -77,13 +77,9 @@ pub(super) fn take_request(job: &Mutex<Option<Request>>) -> Option<Request> {
 }
 
 impl Inner {
-    pub(super) fn pending(&self) -> MutexGuard<'_, Slab<Pending>> {
-        self.pending.acquire()
-    }
-
     /// Completes a pending operation. The caller has taken its request (queue.QU1).
     pub(super) fn finish(self: &Arc<Self>, number: usize, completion: Completion) {
-        let pending = self.pending().remove(number);
+        let pending = self.pending.acquire().remove(number);
         self.complete(completion);
         drop(pending);
     }

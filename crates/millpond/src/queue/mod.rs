@@ -61,6 +61,7 @@ use crate::queue::task::ReadTask;
 use crate::queue::waiting::{Deadlines, QueueWaiters};
 use crate::read::miss::{PendingRead, StepScope};
 use crate::read::plan::BypassPolicy;
+use crate::sync::MutexExt;
 
 pub use crate::queue::request::{Completion, Request};
 
@@ -406,7 +407,7 @@ impl Queue {
         if inner.is_inherited() {
             return false;
         }
-        let pending = inner.pending();
+        let pending = inner.pending.acquire();
         let found: Vec<(usize, Pending)> = (pending.iter())
             .filter(|(_, pending)| pending.user_data() == user_data)
             .map(|(number, pending)| (number, pending.clone()))
@@ -489,7 +490,7 @@ impl Inner {
                 return self.complete_at_once(request, Ok(moved));
             }
             let request = self.start_around(request)?;
-            let mut pending = self.pending();
+            let mut pending = self.pending.acquire();
             let place = pending.vacant_entry();
             let task = ReadTask::new(self, place.key(), request);
             place.insert(Pending::Read(user_data, Arc::<ReadTask>::clone(&task)));
@@ -500,7 +501,7 @@ impl Inner {
         let request = self.start_direct(request)?;
         let workers = Arc::clone(&request.file.cached.shared.workers);
         let job = Arc::new(Mutex::new(Some(request)));
-        let number = self.pending().insert(Pending::Job(user_data, Arc::clone(&job)));
+        let number = self.pending.acquire().insert(Pending::Job(user_data, Arc::clone(&job)));
         let queue = Arc::clone(self);
         workers.run(Box::new(move || {
             if let Some(request) = take_request(&job) {

@@ -68,12 +68,8 @@ impl<E> QueueWaiters<E> {
     #[cfg(all(test, loom))]
     pub(crate) fn without(capacity: usize, rule: crate::queue::rules::Rule) -> QueueWaiters<E> {
         let queue = QueueWaiters::new(capacity, Box::new(|_| {}), None);
-        *queue.lock() = Rules::without(capacity, rule);
+        *queue.rules.acquire() = Rules::without(capacity, rule);
         queue
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Rules<E, Notify>> {
-        self.rules.acquire()
     }
 
     /// Releases the lock, and notifies the granted waiters.
@@ -122,36 +118,36 @@ impl<E> QueueWaiters<E> {
 
     /// Enables the notification of unassigned events, and reports those that are there already.
     pub(crate) fn notify_unassigned(&self) {
-        let rules = self.lock();
+        let rules = self.rules.acquire();
         // Argued: see `notify_waiters`.
         self.told.store(1, Release);
         self.notify_waiters(rules, Wakes::new());
     }
 
     pub(crate) fn permits(&self, min: usize, max: usize) -> bool {
-        self.lock().permits(min, max)
+        self.rules.acquire().permits(min, max)
     }
 
     /// Reserves room for up to `wanted` events; returns their number.
     pub(crate) fn admit(&self, wanted: usize) -> usize {
-        self.lock().admit(wanted)
+        self.rules.acquire().admit(wanted)
     }
 
     /// Reserves room for one event, if the queue is empty and has no waiter.
     pub(crate) fn admit_alone(&self) -> bool {
-        let mut rules = self.lock();
+        let mut rules = self.rules.acquire();
         rules.is_unused() && rules.admit(1) == 1
     }
 
     /// The number of events that are ready and not granted, and of those in flight.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        let rules = self.lock();
+        let rules = self.rules.acquire();
         (rules.ready(), rules.inflight())
     }
 
     pub(crate) fn complete(&self, event: E) {
         let mut wakes = Wakes::new();
-        let mut rules = self.lock();
+        let mut rules = self.rules.acquire();
         rules.complete(event, &mut wakes);
         self.notify_waiters(rules, wakes);
     }
@@ -159,7 +155,7 @@ impl<E> QueueWaiters<E> {
     /// Completes several at once, in order; drains `events`.
     pub(crate) fn complete_all(&self, events: &mut VecDeque<E>) {
         let mut wakes = Wakes::new();
-        let mut rules = self.lock();
+        let mut rules = self.rules.acquire();
         rules.complete_all(events, &mut wakes);
         self.notify_waiters(rules, wakes);
     }
@@ -175,7 +171,7 @@ impl<E> QueueWaiters<E> {
     ) -> Vec<E> {
         let mut wakes = Wakes::new();
         let mut signal = None;
-        let mut rules = self.lock();
+        let mut rules = self.rules.acquire();
         let arrival = rules.arrive(
             min,
             max,
@@ -193,7 +189,7 @@ impl<E> QueueWaiters<E> {
         let mut is_granted = for_min.is_some() && self.sleep(&signal, min, for_min, held.take());
         if for_min.is_some() && !is_granted {
             let mut wakes = Wakes::new();
-            let mut rules = self.lock();
+            let mut rules = self.rules.acquire();
             let relaxed = rules.relax(ticket, &mut wakes);
             self.notify_waiters(rules, wakes);
             if let Relaxed::Events(events) = relaxed {
@@ -204,10 +200,10 @@ impl<E> QueueWaiters<E> {
         is_granted = is_granted || self.sleep(&signal, min, deadlines.at_all, held);
         if is_granted {
             // The granted events are there: the grant came before the notification, under the lock.
-            return self.lock().collect(ticket).expect("granted, and notified");
+            return self.rules.acquire().collect(ticket).expect("granted, and notified");
         }
         let mut wakes = Wakes::new();
-        let mut rules = self.lock();
+        let mut rules = self.rules.acquire();
         let events = rules.withdraw(ticket, &mut wakes);
         self.notify_waiters(rules, wakes);
         events
@@ -224,7 +220,7 @@ impl<E> QueueWaiters<E> {
         let mut wakes = Wakes::new();
         let mut fresh = Some(TaskWaker::new(waker));
         let mut notify = || Notify::Task(fresh.take().expect("for one waiter"));
-        let mut rules = self.lock();
+        let mut rules = self.rules.acquire();
         if let Some(waiting) = *ticket {
             if let Some(events) = rules.collect(waiting) {
                 *ticket = None;
@@ -250,7 +246,7 @@ impl<E> QueueWaiters<E> {
     /// A waiting task is dropped.
     pub(crate) fn abandon(&self, ticket: Ticket) {
         let mut wakes = Wakes::new();
-        let mut rules = self.lock();
+        let mut rules = self.rules.acquire();
         let old = rules.abandon(ticket, &mut wakes);
         self.notify_waiters(rules, wakes);
         drop(old);

@@ -13,6 +13,7 @@ use crate::cache::frames::class::Class;
 use crate::cache::frames::pin::Retiring;
 use crate::cache::frames::{Frames, FreeList};
 use crate::cache::table::step;
+use crate::sync::MutexExt;
 use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FrameIndex, UNIT_SHIFT};
 
 /// With a smaller limit (a chunk for each class), no memory is committed before its use.
@@ -202,7 +203,7 @@ impl Frames {
 
     /// Sets up a chunk. Returns its first unit, and whether it is committed as a whole.
     fn new_chunk(&self, class: Class) -> Option<(u32, bool)> {
-        let mut next_chunk = self.chunks_lock();
+        let mut next_chunk = self.next_chunk.acquire();
         let chunk = *next_chunk;
         if chunk >= self.units / CHUNK_UNITS {
             return None;

@@ -141,20 +141,16 @@ impl Magazines {
 
     /// The magazines of the calling thread.
     pub(in crate::cache) fn local(&self) -> MutexGuard<'_, [Magazine; Class::PAGES]> {
-        Self::lock(&self.shards[thread::shard_of(self.shards.len())])
+        self.shards[thread::shard_of(self.shards.len())].acquire()
     }
 
     /// Calls `each` with each magazine and its class.
     pub(in crate::cache) fn for_each(&self, mut each: impl FnMut(&mut Magazine, Class)) {
         for shard in &self.shards {
-            let mut shard = Self::lock(shard);
+            let mut shard = shard.acquire();
             for class in Class::all().filter(|class| class.is_page()) {
                 each(&mut shard[class.page_number()], class);
             }
         }
-    }
-
-    fn lock(shard: &MagazineShard) -> MutexGuard<'_, [Magazine; Class::PAGES]> {
-        shard.acquire()
     }
 }

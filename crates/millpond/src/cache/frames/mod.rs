@@ -402,10 +402,6 @@ impl Frames {
         self.shared.as_ref()
     }
 
-    pub(in crate::cache) fn chunks_lock(&self) -> MutexGuard<'_, u32> {
-        self.next_chunk.acquire()
-    }
-
     pub(in crate::cache) fn free_frames(&self, class: Class) -> &FreeFrames {
         &self.classes[usize::from(class.tag())]
     }
@@ -504,7 +500,7 @@ impl Frames {
     /// was ever committed.
     #[cfg(test)]
     pub(crate) fn metas_committed_bytes(&self) -> u64 {
-        let chunks = u64::from(*self.chunks_lock()) - 1;
+        let chunks = u64::from(*self.next_chunk.acquire()) - 1;
         let fresh = Class::all().map(|class| {
             let free = self.free_frames(class).lock();
             let fresh = if free.fresh_is_warm { 0 } else { free.fresh.len() as u64 };
@@ -516,7 +512,7 @@ impl Frames {
     /// Makes all frames, tables, file objects and their metadata read-only, or writable again.
     #[cfg(test)]
     pub(crate) fn protect(&self, read_only: bool) {
-        let used = *self.chunks_lock() as usize * CHUNK_BYTES as usize;
+        let used = *self.next_chunk.acquire() as usize * CHUNK_BYTES as usize;
         let access = if read_only {
             MprotectFlags::READ
         } else {

@@ -11,7 +11,7 @@
 //! Locks: one around the free list; a leaf lock.
 
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use crate::cache::frames::Frames;
 #[cfg(doc)]
@@ -50,13 +50,9 @@ struct CorePointer(NonNull<FileCore>);
 unsafe impl Send for CorePointer {}
 
 impl Slab {
-    fn lock(&self) -> MutexGuard<'_, FreeCores> {
-        self.free.acquire()
-    }
-
     /// Takes a free core, for an empty table; `None` if there is none.
     pub(in crate::cache) fn take(&self, size: u64, page_shift: u32) -> Option<NonNull<FileCore>> {
-        let mut free = self.lock();
+        let mut free = self.free.acquire();
         if let Some(CorePointer(core)) = free.used(page_shift).and_then(Vec::pop) {
             // SAFETY: the core is ours, within a slab that is never freed, and was written by its first file.
             unsafe { core.as_ref() }.reopen(size);
@@ -71,7 +67,7 @@ impl Slab {
     /// Divides `frame`, of [`Class::SLAB`], into cores. It belongs to the slab from now on.
     pub(in crate::cache) fn add(&self, frames: &Frames, frame: FrameIndex) {
         let slab = frames.bytes(frame).cast::<FileCore>();
-        self.lock().fresh.extend((0..CORES).map(|i| {
+        self.free.acquire().fresh.extend((0..CORES).map(|i| {
             // SAFETY: the frame has room for CORES cores.
             CorePointer(unsafe { NonNull::new_unchecked(slab.add(i)) })
         }));
@@ -82,7 +78,7 @@ impl Slab {
         // SAFETY: the caller's core, until it is in the list.
         let retired = unsafe { core.as_ref() };
         retired.retire();
-        if let Some(used) = self.lock().used(retired.page_shift) {
+        if let Some(used) = self.free.acquire().used(retired.page_shift) {
             used.push(CorePointer(core));
         }
     }

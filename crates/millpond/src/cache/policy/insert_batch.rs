@@ -60,14 +60,10 @@ impl InsertBatches {
 
     /// The batch of the calling thread.
     pub(in crate::cache) fn local(&self) -> MutexGuard<'_, InsertBatch> {
-        Self::lock(&self.0[thread::shard_of(self.0.len())])
+        self.0[thread::shard_of(self.0.len())].acquire()
     }
 
     pub(in crate::cache) fn all(&self) -> impl Iterator<Item = MutexGuard<'_, InsertBatch>> {
-        self.0.iter().map(|list| Self::lock(list))
-    }
-
-    fn lock(list: &Mutex<InsertBatch>) -> MutexGuard<'_, InsertBatch> {
-        list.acquire()
+        self.0.iter().map(|list| list.acquire())
     }
 }
