@@ -15,8 +15,6 @@ pub(crate) mod writeback;
 
 pub(crate) mod cursor;
 
-mod durable_rename;
-
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -15,7 +15,7 @@ pub(crate) mod blob;
 #[cfg(feature = "internals")]
 pub(crate) mod shared_cache;
 
-pub(crate) mod persist;
+mod persist;
 
 pub(crate) mod async_file;
 
