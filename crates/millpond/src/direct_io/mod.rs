@@ -355,7 +355,7 @@ impl<'a> Operation<'a> {
         while done < total && failure.is_none() {
             let part = src.split(bounce.len());
             let len = part.left();
-            if !bounce.take(part) {
+            if !bounce.take_at(0, part) {
                 failure = Some(io::Error::from_raw_os_error(libc::EFAULT));
                 break;
             }

@@ -35,12 +35,7 @@ impl Bounce {
         unsafe { self.memory.as_mut_ptr().cast::<u8>().add(self.skip) }
     }
 
-    /// Copies all of `part` to the beginning; false if its memory faults.
-    pub(crate) fn take(&mut self, part: SegmentIter<'_>) -> bool {
-        self.take_at(0, part)
-    }
-
-    /// The same to byte `to` of the buffer.
+    /// Copies all of `part` to byte `to` of the buffer; false if its memory faults.
     pub(crate) fn take_at(&mut self, to: u64, part: SegmentIter<'_>) -> bool {
         assert!(to + part.left() <= self.len());
         // SAFETY: within the buffer, by the check above.
