@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::error::{Error, Op, Result};
-use crate::memory::no_memory;
+use crate::memory::try_with_capacity;
 
 /// The alignment of buffers, in bytes: enough for direct I/O on every file system known to us.
 pub const BUFFER_ALIGN_BYTES: usize = 4096;
@@ -153,10 +153,8 @@ pub(crate) fn alloc(count: usize, bytes: usize) -> Result<Vec<Buffer>> {
         return Err(refused());
     }
     let per_region = (REGION_BYTES / stride).max(1);
-    let mut buffers = Vec::new();
-    buffers
-        .try_reserve_exact(count)
-        .map_err(|_| Error::io(Op::Allocate, 0, total.unwrap_or(0) as u64, no_memory()))?;
+    let mut buffers = try_with_capacity(count)
+        .map_err(|error| Error::io(Op::Allocate, 0, total.unwrap_or(0) as u64, error))?;
     while buffers.len() < count {
         let here = per_region.min(count - buffers.len());
         let region = Region::new(here * stride)

@@ -22,9 +22,15 @@ pub(crate) fn try_zeros(len: usize) -> io::Result<Box<[u64]>> {
 
 /// All of `items` in one block; ENOMEM where the heap has no room.
 pub(crate) fn try_collect<T>(items: impl ExactSizeIterator<Item = T>) -> io::Result<Vec<T>> {
-    let mut block = Vec::new();
-    block.try_reserve_exact(items.len()).map_err(|_| no_memory())?;
+    let mut block = try_with_capacity(items.len())?;
     block.extend(items);
+    Ok(block)
+}
+
+/// An empty vector with room for `len` items. ENOMEM if the system gives no memory for them.
+pub(crate) fn try_with_capacity<T>(len: usize) -> io::Result<Vec<T>> {
+    let mut block = Vec::new();
+    block.try_reserve_exact(len).map_err(|_| no_memory())?;
     Ok(block)
 }
 

@@ -11,8 +11,9 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
 
 use crate::api::async_file::AsyncFile;
+use crate::api::file::cursor::position_after;
 use crate::error::{Error, Result};
-use crate::memory::no_memory;
+use crate::memory::try_with_capacity;
 
 /// The longest read or write of one call: longer ones are done in parts, as with `tokio::fs::File`. Chosen.
 const PIECE_BYTES_MAX: usize = 256 << 10;
@@ -90,13 +91,6 @@ impl AsyncCursor {
     }
 }
 
-/// Memory for a piece; ENOMEM where the heap has no room.
-fn room(bytes: usize) -> io::Result<Vec<u8>> {
-    let mut memory = Vec::new();
-    memory.try_reserve_exact(bytes).map_err(|_| no_memory())?;
-    Ok(memory)
-}
-
 impl AsyncRead for AsyncCursor {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -124,7 +118,7 @@ impl AsyncRead for AsyncCursor {
                 Err(Error::WouldBlock { .. }) => {}
                 Err(error) => return Poll::Ready(Err(error.into())),
             }
-            let mut bytes = room(len)?;
+            let mut bytes = try_with_capacity(len)?;
             let file = this.file.clone();
             let read = async move {
                 bytes.resize(len, 0);
@@ -153,7 +147,7 @@ impl AsyncWrite for AsyncCursor {
         ready!(this.poll_written(cx))?;
         this.read = None;
         let src = &src[..src.len().min(PIECE_BYTES_MAX)];
-        let mut bytes = room(src.len())?;
+        let mut bytes = try_with_capacity(src.len())?;
         bytes.extend_from_slice(src);
         let (file, offset, len) = (this.file.clone(), this.position, bytes.len());
         this.write = Some(Box::pin(async move { file.write_all_at(&bytes, offset).await }));
@@ -187,13 +181,9 @@ impl AsyncSeek for AsyncCursor {
         let this = &mut *self;
         // A pending write may change the end of the file.
         ready!(this.poll_written(cx))?;
-        let position = match this.seek.take() {
-            None => Some(this.position),
-            Some(SeekFrom::Start(offset)) => Some(offset),
-            Some(SeekFrom::Current(by)) => this.position.checked_add_signed(by),
-            Some(SeekFrom::End(by)) => this.file.file().len()?.checked_add_signed(by),
-        };
-        this.position = position.ok_or(io::ErrorKind::InvalidInput)?;
+        if let Some(to) = this.seek.take() {
+            this.position = position_after(this.file.file(), this.position, to)?;
+        }
         Poll::Ready(Ok(this.position))
     }
 }

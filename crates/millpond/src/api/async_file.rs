@@ -21,6 +21,7 @@ use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::SegmentList;
+use crate::memory::try_with_capacity;
 use crate::process_local::ProcessLocal;
 use crate::read::hit::copy_out;
 use crate::read::miss::{Miss, PendingRead, Step, StepScope};
@@ -543,10 +544,9 @@ fn total(buffers: &[Buffer]) -> u64 {
 }
 
 fn gathered(src: &[IoSlice<'_>], offset: u64) -> Result<Vec<u8>> {
-    let (mut bytes, total) = (Vec::new(), src.iter().map(|slice| slice.len()).sum());
-    bytes
-        .try_reserve_exact(total)
-        .map_err(|_| Error::io(Op::Write, offset, total as u64, crate::memory::no_memory()))?;
+    let total = src.iter().map(|slice| slice.len()).sum();
+    let mut bytes = try_with_capacity(total)
+        .map_err(|error| Error::io(Op::Write, offset, total as u64, error))?;
     src.iter().for_each(|slice| bytes.extend_from_slice(slice));
     Ok(bytes)
 }
@@ -671,10 +671,8 @@ fn read_by_worker(read: &PendingRead<'_>, miss: Miss) -> JobOutcome<Result<Vec<u
     let (file, len) = (Arc::clone(read.file), read.dst.left());
     let PendingRead { offset, policy, .. } = *read;
     JobOutcome::of_read(&read.file.shared.workers, move || {
-        let mut bytes: Vec<u8> = Vec::new();
-        bytes
-            .try_reserve_exact(len as usize)
-            .map_err(|_| Error::io(Op::Read, offset, len, crate::memory::no_memory()))?;
+        let mut bytes: Vec<u8> = try_with_capacity(len as usize)
+            .map_err(|error| Error::io(Op::Read, offset, len, error))?;
         // SAFETY: the vector's own memory, of at least `len` bytes. It outlives the read, which returns when
         // no thread and no kernel request uses the memory any more.
         let segment = unsafe { [Segment::new(bytes.as_mut_ptr(), len as usize)] };

@@ -107,12 +107,17 @@ impl<F: Borrow<File>> Write for Cursor<F> {
 
 impl<F: Borrow<File>> Seek for Cursor<F> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let position = match to {
-            SeekFrom::Start(offset) => Some(offset),
-            SeekFrom::Current(by) => self.position.checked_add_signed(by),
-            SeekFrom::End(by) => self.get_ref().len()?.checked_add_signed(by),
-        };
-        self.position = position.ok_or(io::ErrorKind::InvalidInput)?;
+        self.position = position_after(self.get_ref(), self.position, to)?;
         Ok(self.position)
     }
+}
+
+/// The position after a seek from `position`.
+pub(crate) fn position_after(file: &File, position: u64, to: SeekFrom) -> io::Result<u64> {
+    let after = match to {
+        SeekFrom::Start(offset) => Some(offset),
+        SeekFrom::Current(by) => position.checked_add_signed(by),
+        SeekFrom::End(by) => file.len()?.checked_add_signed(by),
+    };
+    Ok(after.ok_or(io::ErrorKind::InvalidInput)?)
 }

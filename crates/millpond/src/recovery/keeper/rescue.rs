@@ -32,7 +32,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::io::backend::descriptors::KernelCopy;
-use crate::memory::no_memory;
+use crate::memory::{no_memory, try_with_capacity};
 use crate::recovery::keeper::report::printable;
 use crate::recovery::keeper::target::{BUFFER_BYTES, Stamp};
 use crate::recovery::layout::mtime_ns;
@@ -255,8 +255,7 @@ pub fn restore(rescue: &Path, target: Option<&Path>, force: bool) -> io::Result<
         return Err(io::Error::new(kind, format!("{} {what}", printable(&path))));
     }
     let source = file.into_inner();
-    let mut buffer = Vec::new();
-    buffer.try_reserve_exact(BUFFER_BYTES).map_err(|_| no_memory())?;
+    let mut buffer = try_with_capacity(BUFFER_BYTES)?;
     buffer.resize(BUFFER_BYTES, 0);
     let mut bytes = 0;
     for extent in extents {

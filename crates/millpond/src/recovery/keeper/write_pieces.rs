@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use crate::memory::no_memory;
+use crate::memory::try_with_capacity;
 use crate::recovery::keeper::client_memory::Memory;
 use crate::recovery::keeper::orphaned_pages::DirtyPage;
 use crate::recovery::keeper::target::BUFFER_BYTES;
@@ -41,9 +41,8 @@ impl Clip {
     ) -> io::Result<(Vec<Piece>, bool)> {
         let page_bytes = 1u64 << page_shift;
         let units = (page_bytes >> UNIT_SHIFT) as u32;
-        let (mut pieces, mut strange) = (Vec::new(), false);
         // One page may have a part on each side of the hole.
-        pieces.try_reserve_exact(pages.len() + 1).map_err(|_| no_memory())?;
+        let (mut pieces, mut strange) = (try_with_capacity(pages.len() + 1)?, false);
         for dirty in pages {
             let within = dirty.page.0.checked_mul(page_bytes).filter(|&at| at <= i64::MAX as u64);
             let fits = dirty.frame.checked_add(units).is_some_and(|end| end <= layout.units);
