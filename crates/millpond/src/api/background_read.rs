@@ -29,7 +29,7 @@ use crate::api::file::{File, check_range, release_handle};
 use crate::buffers::Buffer;
 use crate::direct_io::{self, DirectEnd, DirectRange, Held};
 use crate::error::{Op, Result};
-use crate::inode::CachedFile;
+use crate::inode::{Blocking, CachedFile};
 use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::read_limit::{Flight, KeptSlot};
 use crate::io::retry;
@@ -178,7 +178,7 @@ impl<T: Tell> Read<T> {
         }
         let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Ok(false) };
         // If there is nothing to read, a worker finds that again. It takes a slot of its own.
-        direct_io::try_begin_read(extent, &mut self.passage, BypassKind::Direct)?;
+        direct_io::begin_read(extent, Blocking::Try, &mut self.passage, BypassKind::Direct)?;
         self.slot = self.passage.is_some().then_some(slot);
         Ok(self.passage.is_some())
     }

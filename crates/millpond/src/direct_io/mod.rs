@@ -87,13 +87,12 @@ pub(crate) fn begin<'f>(
     if extent.len == 0 {
         return Ok(Begin::Nothing);
     }
-    let since = extent.begins();
     match extent.direction {
         Direction::Read => {
-            let started = |held| StartedDirect { held, write: None };
-            begin_read(extent, since, blocking, begun, started)
+            begin_read(extent, blocking, begun, |held| StartedDirect { held, write: None })
         }
         Direction::Write => {
+            let since = extent.begins();
             let (file, end) = (extent.file, extent.offset + extent.len);
             let Some((guard, size)) = write::lock_for_write(file, extent.offset, end, blocking)
             else {
@@ -122,32 +121,19 @@ fn begin_write<'f>(
     Ok(StartedDirect { held: Held { guard, size, since }, write: Some((around, account)) })
 }
 
-/// [`begin`] for a read, without any wait. `begun` stays `None` if the read has to wait, or there is nothing to move.
+/// [`begin`] for a read. The state is constructed in its place: each move of it costs 2 ns.
 #[inline(always)]
-pub(crate) fn try_begin_read<'f, T>(
+pub(crate) fn begin_read<'f, T>(
     extent: DirectRange<'f>,
-    begun: &mut Option<T>,
-    started: impl FnOnce(Held<'f>) -> T,
-) -> Result<()> {
-    if extent.len > 0 {
-        begin_read(extent, extent.begins(), Blocking::Try, begun, started)?;
-    }
-    Ok(())
-}
-
-/// The state is constructed in its place: each move of it costs 2 ns.
-#[inline(always)]
-fn begin_read<'f, T>(
-    extent: DirectRange<'f>,
-    since: Option<Instant>,
     blocking: Blocking,
     begun: &mut Option<T>,
     started: impl FnOnce(Held<'f>) -> T,
 ) -> Result<Begin> {
     let (file, offset, end) = (extent.file, extent.offset, extent.offset + extent.len);
-    if offset >= file.core().size.get() {
+    if extent.len == 0 || offset >= file.core().size.get() {
         return Ok(Begin::Nothing);
     }
+    let since = extent.begins();
     let guard = match blocking {
         Blocking::Wait => file.lock(offset, end, Mode::Shared),
         Blocking::Try => match file.try_lock(offset, end, Mode::Shared) {
