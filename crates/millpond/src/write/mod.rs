@@ -266,32 +266,23 @@ impl Account {
         transfer: Transfer<'_>,
         blocking: Blocking,
     ) -> Written {
+        let (offset, len) = (transfer.offset, transfer.segments.left());
+        let failure =
+            transfer.error.as_ref().map(|error| WritebackFailure::new(offset, len, error));
         let (epoch, durability) = match self {
             Account::Plain(epoch) => {
-                if let Some(error) = &transfer.error {
-                    let (offset, len) = (transfer.offset, transfer.segments.left());
-                    writeback::report_foreign_error(
-                        file,
-                        WritebackFailure::new(offset, len, error),
-                    );
+                if let Some(failure) = failure {
+                    writeback::report_foreign_error(file, failure);
                 }
                 (epoch, Durability::Unsynced)
             }
             Account::Durable(durable) => {
-                let (offset, len) = (transfer.offset, transfer.segments.left());
-                let told =
-                    transfer.error.as_ref().map(|error| WritebackFailure::new(offset, len, error));
                 let repeat = || {
                     let again = Transfer { durable: false, ..transfer.rest() };
                     retry::try_one(&*file.backing, again).is_ok_and(|moved| moved > 0)
                 };
-                let end = transfer.offset + transfer.moved;
-                let epoch = durable.epoch();
-                let durability = match blocking {
-                    Blocking::Wait => writeback::conclude(file, durable, end, told, repeat),
-                    Blocking::Try => writeback::try_conclude(file, durable, end, told, repeat),
-                };
-                (epoch, durability)
+                let (epoch, end) = (durable.epoch(), offset + transfer.moved);
+                (epoch, writeback::conclude(file, durable, end, failure, blocking, repeat))
             }
         };
         let Transfer { moved, error, .. } = transfer;
@@ -315,17 +306,14 @@ pub(crate) struct Write<'a> {
 }
 
 impl<'a> Write<'a> {
-    pub(crate) fn new(
+    fn new(
         file: &'a CachedFile,
         src: SegmentIter<'a>,
         offset: u64,
         size: u64,
         how: How,
     ) -> Write<'a> {
-        let len = src.left();
-        let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
-        let mode = file.write_mode();
-        Write { file, src, len, offset, size, first, last, how, mode }
+        Write { src, how, ..Write::around_cache(file, offset, src.left(), size, how.durable) }
     }
 
     /// A write that the caller hands to the back end itself, between [`Write::begin_bypass`] and

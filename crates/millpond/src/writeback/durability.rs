@@ -1,6 +1,6 @@
 //! The outcome of a transfer: whether its bytes are durable, and which bytes an error is about.
 
-use crate::inode::CachedFile;
+use crate::inode::{Blocking, CachedFile};
 use crate::io::backend::descriptors;
 use crate::writeback::state::failure::WritebackFailure;
 use crate::writeback::state::generations::{DurableOp, EndedOp, FailureEpoch};
@@ -48,27 +48,14 @@ impl DurableTransfer {
 }
 
 /// Ends a durable transfer that returned `error` or succeeded; the backend accepted bytes before
-/// `end`. Waits for other durable operations in flight (generations.G3). `repeat` makes the same
-/// transfer, not durable, and returns whether the backend accepted any of it.
+/// `end`. `blocking`: whether to wait for other durable operations in flight (generations.G3).
+/// `repeat` makes the same transfer, not durable, and returns whether the backend accepted any of it.
 pub(crate) fn conclude(
     file: &CachedFile,
     transfer: DurableTransfer,
     end: u64,
     error: Option<WritebackFailure>,
-    repeat: impl FnOnce() -> bool,
-) -> Durability {
-    match try_conclude(file, transfer, end, error, repeat) {
-        Durability::Pending(ended) => file.writeback.generations.wait(ended).into(),
-        known => known,
-    }
-}
-
-/// [`conclude`] without waiting for other operations.
-pub(crate) fn try_conclude(
-    file: &CachedFile,
-    transfer: DurableTransfer,
-    end: u64,
-    error: Option<WritebackFailure>,
+    blocking: Blocking,
     repeat: impl FnOnce() -> bool,
 ) -> Durability {
     let DurableTransfer { durable_op, needs_sync } = transfer;
@@ -88,8 +75,11 @@ pub(crate) fn try_conclude(
         }
         None => {
             let ended = generations.end_durable(durable_op);
-            let durability =
-                generations.verdict(ended).map_or(Durability::Pending(ended), Durability::from);
+            let verdict = match blocking {
+                Blocking::Wait => Some(generations.wait(ended)),
+                Blocking::Try => generations.verdict(ended),
+            };
+            let durability = verdict.map_or(Durability::Pending(ended), Durability::from);
             if matches!(durability, Durability::Durable) {
                 file.backing.note_durable_length(end);
             }

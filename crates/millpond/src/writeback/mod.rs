@@ -29,9 +29,9 @@ use millpond_rangelock::Mode;
 
 use crate::cache::table::page::{PageState, Word, WritebackEnd};
 use crate::event::event;
-use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::inode::space;
+use crate::inode::{Blocking, CachedFile};
 use crate::io::batch;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
@@ -45,7 +45,7 @@ pub(crate) use crate::writeback::dirty_pages::{
     await_ends, close, needs_writeback, record_dirty, write_back,
 };
 pub(crate) use crate::writeback::durability::{
-    Durability, DurableTransfer, conclude, report_foreign_error, try_conclude,
+    Durability, DurableTransfer, conclude, report_foreign_error,
 };
 pub(crate) use crate::writeback::file_sync::{
     forget_durable, redirty_suspects, sync, sync_written,
@@ -361,7 +361,7 @@ impl Flush<'_> {
         run: &WriteRun,
     ) -> Durability {
         let error = (run.written < run.end).then(|| run.failure());
-        conclude(self.file, transfer, run.written, error, || {
+        conclude(self.file, transfer, run.written, error, Blocking::Wait, || {
             let mut again = [WriteRun::new(0..claimed.len(), run.start, run.body_end, run.end)];
             self::transfer(self.file, claimed, &mut again, false);
             again[0].written > run.start
