@@ -41,7 +41,7 @@ use crate::io::segment::{Segment, SegmentIter};
 use crate::io::transfer::{Segments, Transfer};
 use crate::read::hit::copy_out;
 use crate::read::plan::{ReadExtent, ReadProgress, ReadStop};
-use crate::read::run::{self, Claims, FilledPage, Next, Run, RunEnd};
+use crate::read::run::{self, Claims, FilledPage, Next, Run};
 use crate::units::PageIndex;
 use crate::waits::WaitFor;
 
@@ -271,8 +271,8 @@ fn fill_missing(
     file.carry_out(&mut transfers);
     slots.give_back();
     for (run, transfer) in runs.iter().zip(transfers) {
-        let end = run.finish(file, &mut leaves, transfer.moved, take);
-        tried.is_cut |= end == RunEnd::Short && transfer.error.is_none();
+        let is_whole = run.finish(file, &mut leaves, transfer.moved, take);
+        tried.is_cut |= !is_whole && transfer.error.is_none();
     }
     tried
 }

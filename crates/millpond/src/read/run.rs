@@ -172,14 +172,6 @@ pub(crate) fn publish_page(
     true
 }
 
-#[derive(PartialEq, Eq)]
-pub(crate) enum RunEnd {
-    /// All pages are READY.
-    Whole,
-    /// Bytes below the size are missing; the pages concerned are EMPTY again.
-    Short,
-}
-
 impl Run {
     /// The memory of its pages. The pages own it until the run is finished.
     pub(crate) fn memory(&self, file: &CachedFile) -> Segments {
@@ -209,17 +201,16 @@ impl Run {
         background::start_read(file, ring, (offset, bytes), segments, keep, completion, publish)
     }
 
-    /// Ends the fills of the run's pages after `moved` bytes arrived. `leaves`: the one that is held, if
-    /// any, may be the first page's.
+    /// Ends the fills of the run's pages after `moved` bytes arrived. Returns whether all are READY. `leaves`: the one
+    /// that is held, if any, may be the first page's.
     pub(crate) fn finish<'f>(
         &self,
         file: &'f CachedFile,
         leaves: &mut Leaves<'f>,
         moved: u64,
         take: &mut dyn FnMut(&FilledPage),
-    ) -> RunEnd {
+    ) -> bool {
         let run_start = file.start_of(self.first);
-        let mut end = RunEnd::Whole;
         let mut ready = 0;
         for (page, frame) in self.first.onwards().zip(self.frames.iter().copied()) {
             let arrived = (run_start + moved).saturating_sub(file.start_of(page));
@@ -238,10 +229,9 @@ impl Run {
                 flags,
                 &mut *take,
             ) {
-                end = RunEnd::Short;
                 continue;
             }
-            debug_assert!(end == RunEnd::Whole, "bytes arrive in order");
+            debug_assert!(self.first + ready as u64 == page, "bytes arrive in order");
             ready += 1;
             if ready % RUN_NOTED == 0 {
                 held.record_run(page, frame);
@@ -257,6 +247,6 @@ impl Run {
             page,
             origin,
         }));
-        end
+        ready == self.frames.len()
     }
 }
