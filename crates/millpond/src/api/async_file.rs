@@ -341,9 +341,9 @@ impl AsyncFile {
             return (Err(error), buffers);
         }
         let (outcome, teller) = JobOutcome::new();
-        let tell = move |result, buffers| teller.complete_job((result, buffers));
+        let on_end = move |result, buffers| teller.complete_job((result, buffers));
         let list = SegmentList::from_buffers(buffers).into_raw();
-        background_read::start_read(Arc::clone(&self.file), list, offset, None, tell);
+        background_read::start_read(Arc::clone(&self.file), list, offset, None, on_end);
         std::future::poll_fn(|cx| outcome.poll(cx.waker())).await
     }
 
@@ -647,11 +647,11 @@ fn poll_missed(
                 return Poll::Ready(result);
             }
             Step::Pending => return Poll::Pending,
-            Step::Wait => {
+            Step::NeedsThread => {
                 let miss = std::mem::replace(miss, Miss::new());
                 **state = Missed::Worker(read_by_worker(read, miss));
             }
-            Step::Hit | Step::Work => unreachable!("there is no more than full scope"),
+            Step::Hit | Step::NeedsFullScope => unreachable!("there is no more than full scope"),
         }
     }
     let Missed::Worker(outcome) = &mut **state else { unreachable!("it has become that") };

@@ -40,23 +40,23 @@ use crate::io::transfer::{
     is_transient,
 };
 use crate::read::hit::wipe;
-use crate::read::plan::{BypassPolicy, Lent};
+use crate::read::plan::{BypassPolicy, LentRead};
 
 /// The completion function of a read, which gets the buffers back.
-pub(crate) trait Tell: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static {}
+pub(crate) trait OnReadEnd: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static {}
 
-impl<T: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static> Tell for T {}
+impl<T: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static> OnReadEnd for T {}
 
 /// How a read bypasses the cache.
 enum BypassKind {
     Direct(Held<'static>),
-    BackgroundBypass(Lent<'static>),
+    BackgroundBypass(LentRead<'static>),
 }
 
 /// A read in flight (O1). Its fields are dropped in order (O2).
 struct Read<T> {
     /// Set once the read has begun, as the slot is (O2: before that, nothing borrows from the file).
-    passage: Option<BypassKind>,
+    kind: Option<BypassKind>,
     slot: Option<KeptSlot<'static>>,
     list: RawList<'static>,
     offset: u64,
@@ -64,45 +64,45 @@ struct Read<T> {
     moved: u64,
     retries: TransientRetries,
     handle: Arc<File>,
-    tell: T,
+    on_end: T,
 }
 
-/// Starts a read into all of `list`, whose memory it owns or borrows until `tell` is called, or lets a
+/// Starts a read into all of `list`, whose memory it owns or borrows until `on_end` is called, or lets a
 /// worker run it. Does not wait.
 pub(crate) fn start_read(
     handle: Arc<File>,
     list: RawList<'static>,
     offset: u64,
     ring: Option<&Arc<SharedRing>>,
-    tell: impl Tell,
+    on_end: impl OnReadEnd,
 ) {
-    let mut read = Box::new(Read::new(None, None, list, offset, handle, tell));
+    let mut read = Box::new(Read::new(None, None, list, offset, handle, on_end));
     match read.begin() {
         Ok(true) => read.submit(ring),
         Ok(false) => {
-            let Read { list, offset, handle, tell, .. } = *read;
-            read_by_worker(handle, list, offset, tell);
+            let Read { list, offset, handle, on_end, .. } = *read;
+            read_by_worker(handle, list, offset, on_end);
         }
         Err(error) => {
-            let Read { list, handle, tell, .. } = *read;
-            end(handle, list.into_buffers(), tell, Err(error));
+            let Read { list, handle, on_end, .. } = *read;
+            end(handle, list.into_buffers(), on_end, Err(error));
         }
     }
 }
 
 #[cold]
-fn read_by_worker(handle: Arc<File>, list: RawList<'static>, offset: u64, tell: impl Tell) {
+fn read_by_worker(handle: Arc<File>, list: RawList<'static>, offset: u64, on_end: impl OnReadEnd) {
     let workers = Arc::clone(&handle.cached.shared.workers);
     workers.run(Box::new(move || {
         let outcome = handle.read_segments(list.iter(), offset, BypassPolicy::Filtered);
-        end(handle, list.into_buffers(), tell, outcome);
+        end(handle, list.into_buffers(), on_end, outcome);
     }));
 }
 
 /// A bypass read that has begun, and is to be submitted. Its fields are dropped in order (O2).
 #[must_use]
 pub(crate) struct BackgroundBypass {
-    lent: Lent<'static>,
+    lent: LentRead<'static>,
     slot: KeptSlot<'static>,
     handle: Arc<File>,
 }
@@ -115,15 +115,15 @@ impl BackgroundBypass {
         dst: SegmentIter<'_>,
         offset: u64,
     ) -> std::result::Result<BackgroundBypass, Arc<File>> {
-        // SAFETY: O2: as in `begin`.
+        // SAFETY: O2: the handle keeps the file, and is dropped after what borrows from it.
         let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
         let is_bypassed = file.mapped_pages.is_some() || file.backing.is_direct();
         if !file.cache().admission.is_bypassing() && !is_bypassed {
             return Err(handle);
         }
-        // Before `direct`, which records that the pages were missed.
+        // Before `LentRead::begin`, which counts a miss of the pages.
         let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Err(handle) };
-        let Some(lent) = Lent::begin(file, dst, offset) else {
+        let Some(lent) = LentRead::begin(file, dst, offset) else {
             drop(slot);
             return Err(handle);
         };
@@ -136,11 +136,11 @@ impl BackgroundBypass {
         list: RawList<'static>,
         offset: u64,
         ring: Option<&Arc<SharedRing>>,
-        tell: impl Tell,
+        on_end: impl OnReadEnd,
     ) {
         let BackgroundBypass { lent, slot, handle } = self;
-        let passage = Some(BypassKind::BackgroundBypass(lent));
-        Box::new(Read::new(passage, Some(slot), list, offset, handle, tell)).submit(ring);
+        let kind = Some(BypassKind::BackgroundBypass(lent));
+        Box::new(Read::new(kind, Some(slot), list, offset, handle, on_end)).submit(ring);
     }
 }
 
@@ -148,18 +148,18 @@ fn extent<'f>(file: &'f CachedFile, list: &RawList<'_>, offset: u64) -> DirectRa
     DirectRange { file, direction: Direction::Read, offset, len: list.total(), durable: false }
 }
 
-impl<T: Tell> Read<T> {
+impl<T: OnReadEnd> Read<T> {
     #[inline(always)]
     fn new(
-        passage: Option<BypassKind>,
+        kind: Option<BypassKind>,
         slot: Option<KeptSlot<'static>>,
         list: RawList<'static>,
         offset: u64,
         handle: Arc<File>,
-        tell: T,
+        on_end: T,
     ) -> Read<T> {
         let retries = TransientRetries::default();
-        Read { passage, slot, list, offset, moved: 0, retries, handle, tell }
+        Read { kind, slot, list, offset, moved: 0, retries, handle, on_end }
     }
 
     /// Checks a direct read, and begins it; false: not without waiting. Its state is constructed in the box: a move
@@ -178,9 +178,9 @@ impl<T: Tell> Read<T> {
         }
         let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Ok(false) };
         // If there is nothing to read, a worker finds that again. It takes a slot of its own.
-        direct_io::begin_read(extent, Blocking::Try, &mut self.passage, BypassKind::Direct)?;
-        self.slot = self.passage.is_some().then_some(slot);
-        Ok(self.passage.is_some())
+        direct_io::begin_read(extent, Blocking::Try, &mut self.kind, BypassKind::Direct)?;
+        self.slot = self.kind.is_some().then_some(slot);
+        Ok(self.kind.is_some())
     }
 
     /// Lets a worker read all of it again. It may pause between attempts; the thread that reaps completions
@@ -188,12 +188,12 @@ impl<T: Tell> Read<T> {
     #[cold]
     #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
     fn repeat_by_worker(self: Box<Self>) {
-        let Read { passage, slot, list, offset, handle, tell, .. } = *self;
+        let Read { kind, slot, list, offset, handle, on_end, .. } = *self;
         // Guard and slot are dropped first: the worker takes new ones.
-        drop((passage, slot));
+        drop((kind, slot));
         // The second read may return fewer bytes.
         wipe(list.iter(), 0, list.total());
-        read_by_worker(handle, list, offset, tell);
+        read_by_worker(handle, list, offset, on_end);
     }
 
     fn transfer(&self) -> Transfer<'_> {
@@ -204,7 +204,7 @@ impl<T: Tell> Read<T> {
     }
 
     fn is_direct(&self) -> bool {
-        matches!(self.passage, Some(BypassKind::Direct(_)))
+        matches!(self.kind, Some(BypassKind::Direct(_)))
     }
 
     /// Submits the rest of it.
@@ -240,31 +240,31 @@ impl<T: Tell> Read<T> {
         if self.moved < self.list.total() && !self.is_direct() {
             return self.repeat_by_worker();
         }
-        let Read { passage, slot, list, offset, moved, handle, tell, .. } = *self;
-        let held = match passage.expect("begun") {
+        let Read { kind, slot, list, offset, moved, handle, on_end, .. } = *self;
+        let held = match kind.expect("begun") {
             BypassKind::Direct(held) => held,
             BypassKind::BackgroundBypass(lent) => {
                 lent.end(moved, offset + moved);
                 drop(slot);
-                return end(handle, list.into_buffers(), tell, Ok(moved as usize));
+                return end(handle, list.into_buffers(), on_end, Ok(moved as usize));
             }
         };
         let ended = held.end_read(extent(&handle.cached, &list, offset), moved, error);
         let DirectEnd { outcome, is_len_in_doubt, .. } = ended;
         drop(slot);
         if !is_len_in_doubt {
-            return end(handle, list.into_buffers(), tell, outcome);
+            return end(handle, list.into_buffers(), on_end, outcome);
         }
         // O3.
         let workers = Arc::clone(&handle.cached.shared.workers);
         workers.run(Box::new(move || {
             let outcome = handle.cached().adopt_size().and(outcome);
-            end(handle, list.into_buffers(), tell, outcome);
+            end(handle, list.into_buffers(), on_end, outcome);
         }));
     }
 }
 
-impl<T: Tell> Ending for Read<T> {
+impl<T: OnReadEnd> Ending for Read<T> {
     /// Handles the result of the backend's attempt. The rest goes the backend's own way, whichever thread
     /// reaped this.
     fn end(mut self: Box<Self>, outcome: io::Result<usize>) {
@@ -294,11 +294,11 @@ impl<T: Tell> Ending for Read<T> {
     }
 }
 
-/// Drops the handle, and then calls `tell`.
+/// Drops the handle, and then calls `on_end`.
 #[inline(always)]
-fn end(handle: Arc<File>, buffers: Vec<Buffer>, tell: impl Tell, outcome: Result<usize>) {
+fn end(handle: Arc<File>, buffers: Vec<Buffer>, on_end: impl OnReadEnd, outcome: Result<usize>) {
     // O3.
-    release_handle(handle, move || tell(outcome, buffers));
+    release_handle(handle, move || on_end(outcome, buffers));
 }
 
 /// Reads into all of `buffers`, and waits for it.

@@ -167,9 +167,9 @@ impl Queue {
         }
         workers.start().map_err(|error| Error::io(Op::Wait, 0, 0, error))?;
         let eventfd = Arc::new(OnceLock::<OwnedFd>::new());
-        let told = Arc::clone(&eventfd);
-        let tell = move |events: usize| {
-            if let Some(fd) = told.get() {
+        let notified = Arc::clone(&eventfd);
+        let on_unassigned = move |events: usize| {
+            if let Some(fd) = notified.get() {
                 // Fails only if the counter is full, and then it is readable already.
                 let _ = rustix::io::write(fd, &(events as u64).to_ne_bytes());
             }
@@ -178,7 +178,7 @@ impl Queue {
         let ring = driver.and_then(|driver| SharedRing::new(driver).ok());
         Ok(Queue {
             inner: ProcessLocal::new(Arc::new(Inner {
-                waiting: QueueWaiters::new(capacity, Box::new(tell), ring.clone()),
+                waiting: QueueWaiters::new(capacity, Box::new(on_unassigned), ring.clone()),
                 ring,
                 capacity,
                 eventfd,
@@ -537,10 +537,10 @@ impl Inner {
             (Ok(around), offset) => {
                 let (list, buffer) = kind.into_list();
                 let queue = Arc::clone(self);
-                let tell = move |result, buffers| {
+                let on_end = move |result, buffers| {
                     queue.complete(Completion { user_data, result, buffer, buffers });
                 };
-                around.submit(list, offset, self.ring.as_ref(), tell);
+                around.submit(list, offset, self.ring.as_ref(), on_end);
                 None
             }
         }
@@ -563,11 +563,11 @@ impl Inner {
             request => return Some(request),
         };
         let queue = Arc::clone(self);
-        let tell = move |result, buffers| {
+        let on_end = move |result, buffers| {
             let buffer = Vec::new();
             queue.complete(Completion { user_data, result, buffer, buffers });
         };
-        background_read::start_read(file, list, offset, self.ring.as_ref(), tell);
+        background_read::start_read(file, list, offset, self.ring.as_ref(), on_end);
         None
     }
 }

@@ -156,8 +156,10 @@ impl<R: Reading> Task<R> {
         loop {
             match self.step(&waker, scope) {
                 None => return,
-                Some(Step::Work) => return self.by_worker(|task| task.run(StepScope::Full)),
-                Some(Step::Wait) => return self.by_worker(|task| task.read_waiting()),
+                Some(Step::NeedsFullScope) => {
+                    return self.by_worker(|task| task.run(StepScope::Full));
+                }
+                Some(Step::NeedsThread) => return self.by_worker(|task| task.read_waiting()),
                 Some(Step::Pending) => {
                     if self.running.try_rest() {
                         return;

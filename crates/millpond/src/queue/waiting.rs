@@ -44,23 +44,23 @@ pub(crate) struct Deadlines {
 pub(crate) struct QueueWaiters<E> {
     rules: Mutex<Rules<E, Notify>>,
     /// 1 after a caller has enabled the notification of unassigned events.
-    told: AtomicU32,
-    tell: Box<dyn Fn(usize) + Send + Sync>,
+    is_notifying: AtomicU32,
+    on_unassigned: Box<dyn Fn(usize) + Send + Sync>,
     /// A ring in which a waiter may sleep.
     ring: Option<std::sync::Arc<SharedRing>>,
 }
 
 impl<E> QueueWaiters<E> {
-    /// `tell` is called with the number of unassigned events, after [`QueueWaiters::notify_unassigned`].
+    /// `on_unassigned` is called with the number of unassigned events, after [`QueueWaiters::notify_unassigned`].
     pub(crate) fn new(
         capacity: usize,
-        tell: Box<dyn Fn(usize) + Send + Sync>,
+        on_unassigned: Box<dyn Fn(usize) + Send + Sync>,
         ring: Option<std::sync::Arc<SharedRing>>,
     ) -> QueueWaiters<E> {
         QueueWaiters {
             rules: Mutex::new(Rules::new(capacity)),
-            told: AtomicU32::new(0),
-            tell,
+            is_notifying: AtomicU32::new(0),
+            on_unassigned,
             ring,
         }
     }
@@ -76,14 +76,14 @@ impl<E> QueueWaiters<E> {
     fn notify_waiters(&self, mut rules: MutexGuard<'_, Rules<E, Notify>>, wakes: Wakes<Notify>) {
         // Acquire: pairs with `notify_unassigned`, so that the eventfd is there. Argued: both are under
         // the lock of the rules.
-        let unassigned = match self.told.load(Acquire) {
+        let unassigned = match self.is_notifying.load(Acquire) {
             0 => 0,
             _ => rules.newly_unassigned(),
         };
         drop(rules);
         wakes.into_iter().for_each(|notify| self.notify(notify));
         if unassigned > 0 {
-            (self.tell)(unassigned);
+            (self.on_unassigned)(unassigned);
         }
     }
 
@@ -120,7 +120,7 @@ impl<E> QueueWaiters<E> {
     pub(crate) fn notify_unassigned(&self) {
         let rules = self.rules.acquire();
         // Argued: see `notify_waiters`.
-        self.told.store(1, Release);
+        self.is_notifying.store(1, Release);
         self.notify_waiters(rules, Wakes::new());
     }
 

@@ -7,7 +7,7 @@
 //!   call:  in flight? --> set the waker, under its lock --> still in flight?
 //! ```
 //!
-//! The frames are those of pages that are FILLING (`read::run`), or belong to the task alone ([`BypassRead`]).
+//! The frames are those of pages that are FILLING (`read::run`), or belong to the task alone ([`FrameBypass`]).
 //!
 //! - **AR1** A task that finds reads in flight at its second look is woken, by the waker of its last call: the end of
 //!   the last read has not taken the waker by then.
@@ -42,15 +42,15 @@ const FAILED: u32 = 1;
 /// One read in flight.
 const ONE: u32 = 2;
 
-/// The reads in flight of a task.
-pub(crate) struct ReadCompletion {
+/// Counts the reads of a task that are in flight, and wakes the task at the end of the last.
+pub(crate) struct ReadsInFlight {
     state: AtomicU32,
     waker: Mutex<Option<TaskWaker>>,
 }
 
-impl ReadCompletion {
-    pub(crate) fn new() -> ReadCompletion {
-        ReadCompletion { state: AtomicU32::new(0), waker: Mutex::new(None) }
+impl ReadsInFlight {
+    pub(crate) fn new() -> ReadsInFlight {
+        ReadsInFlight { state: AtomicU32::new(0), waker: Mutex::new(None) }
     }
 
     /// One more read is in flight.
@@ -120,7 +120,7 @@ pub(crate) fn start_read<K: Send + 'static>(
     (offset, bytes): (u64, u64),
     segments: Segments,
     keep: K,
-    completion: Option<Arc<ReadCompletion>>,
+    completion: Option<Arc<ReadsInFlight>>,
     publish: impl FnOnce(&CachedFile, u64) + Send + 'static,
 ) -> bool {
     completion.as_ref().inspect(|completion| completion.begin());
@@ -149,7 +149,7 @@ pub(crate) fn start_read<K: Send + 'static>(
 
 /// The frames of a read of a task that caches no page (`read::plan`). No word refers to them: the task copies the bytes
 /// from there, and frees them.
-pub(crate) struct BypassRead {
+pub(crate) struct FrameBypass {
     /// Has the frames. Not the file, which the completion drops before the guard (inode.CF1).
     shared: Arc<Shared>,
     frames: SmallVec<[FrameIndex; 2]>,
@@ -157,16 +157,16 @@ pub(crate) struct BypassRead {
     extent: ReadExtent,
 }
 
-impl BypassRead {
+impl FrameBypass {
     /// Starts a read of `extent`, under a guard over it. Returns the guard if no slot or frame is free, or the read is
     /// too long.
     pub(crate) fn start(
         file: &Arc<CachedFile>,
         guard: OwnedGuard,
         extent: ReadExtent,
-        completion: &Arc<ReadCompletion>,
+        completion: &Arc<ReadsInFlight>,
         ring: Option<&Arc<SharedRing>>,
-    ) -> std::result::Result<Arc<BypassRead>, OwnedGuard> {
+    ) -> std::result::Result<Arc<FrameBypass>, OwnedGuard> {
         let cache = file.cache();
         let (first, last) = extent.pages(file);
         if last - first >= BYPASS_PAGES_MAX {
@@ -175,7 +175,7 @@ impl BypassRead {
         let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Err(guard) };
         let class = file.core().page_class();
         let shared = Arc::clone(&file.shared);
-        let mut bypass = BypassRead { shared, frames: SmallVec::new(), class, extent };
+        let mut bypass = FrameBypass { shared, frames: SmallVec::new(), class, extent };
         for _ in first.to(last) {
             let Some(frame) = cache.take_frame(class) else { return Err(guard) };
             bypass.frames.push(frame);
@@ -195,7 +195,7 @@ impl BypassRead {
     }
 
     /// Caller: the read of `file` has ended, with all bytes. Copies them to the task's memory.
-    pub(crate) fn take(&self, file: &CachedFile, dst: SegmentIter<'_>) -> Result<usize> {
+    pub(crate) fn copy_to(&self, file: &CachedFile, dst: SegmentIter<'_>) -> Result<usize> {
         let ReadExtent { offset, end, .. } = self.extent;
         let page_bytes = file.core().page_bytes() as u64;
         let mut faulted = false;
@@ -222,7 +222,7 @@ impl BypassRead {
     }
 }
 
-impl Drop for BypassRead {
+impl Drop for FrameBypass {
     fn drop(&mut self) {
         let frames = &self.shared.cache.frames;
         self.frames.iter().for_each(|&frame| frames.free(frame, self.class));
@@ -248,11 +248,11 @@ mod loom_tests {
     }
 
     /// Two reads that end beside a task that is called with another waker. `call` is the task's step.
-    fn end_beside_a_call(call: fn(&ReadCompletion, &Waker) -> bool) {
+    fn end_beside_a_call(call: fn(&ReadsInFlight, &Waker) -> bool) {
         loom::model(move || {
             let first = &Waker::from(Arc::new(Woken(AtomicBool::new(false))));
             let bytes = [UnsafeCell::new(0), UnsafeCell::new(0)];
-            let shared = loom::sync::Arc::new((ReadCompletion::new(), bytes));
+            let shared = loom::sync::Arc::new((ReadsInFlight::new(), bytes));
             shared.0.begin();
             shared.0.begin();
             shared.0.set_waker(TaskWaker::new(first));
@@ -292,7 +292,7 @@ mod loom_tests {
 
     #[test]
     fn a_task_finds_the_bytes_or_is_woken() {
-        end_beside_a_call(ReadCompletion::has_ended_or_wakes);
+        end_beside_a_call(ReadsInFlight::has_ended_or_wakes);
     }
 
     #[test]

@@ -57,7 +57,7 @@ use crate::io::backend::shared_ring::SharedRing;
 use crate::io::read_limit::{Flight, FlightSlot, FlightTicket, Offer};
 use crate::io::segment::{Front, SegmentIter};
 use crate::latency::LatencyKind;
-use crate::read::background::{BypassRead, ReadCompletion};
+use crate::read::background::{FrameBypass, ReadsInFlight};
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
 use crate::read::mapped_read;
 use crate::read::plan::{BypassPolicy, ReadPlan, plan};
@@ -96,15 +96,15 @@ pub(crate) enum Step {
     /// The waker will be woken.
     Pending,
     /// Needs a step at full scope; the waker will not be woken.
-    Work,
+    NeedsFullScope,
     /// Needs a thread that may wait ([`Miss::read_waiting`]); the waker will not be woken.
-    Wait,
+    NeedsThread,
 }
 
 type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
 
 /// The event for which a read waits.
-enum Wait {
+enum WaitEvent {
     Nothing,
     Page(WaitEntry),
     /// The reads that it has started: the end of the last wakes the task.
@@ -115,14 +115,14 @@ enum Wait {
 
 /// A read that was not a hit, from one step to the next.
 pub(crate) struct Miss {
-    wait: Wait,
+    wait: WaitEvent,
     rounds: u32,
     /// Pages may have been filled since the last try.
     may_hit: bool,
     /// The reads that this task has started.
-    reads: Option<Arc<ReadCompletion>>,
+    reads: Option<Arc<ReadsInFlight>>,
     /// The frames of its bypass read.
-    bypass: Option<Arc<BypassRead>>,
+    bypass: Option<Arc<FrameBypass>>,
     begun: Instant,
     /// Set once the read is pending, until its end.
     wait_record: Option<TaskWait>,
@@ -130,7 +130,7 @@ pub(crate) struct Miss {
 
 /// The result of a look at the pages.
 enum MissStep {
-    /// It can't be a hit: it is too long, or there are no bytes.
+    /// It can't be a hit: it is too long, there are no bytes, or a read that the task has started has failed.
     Unfit,
     /// All are READY, or they were when looked at.
     Ready,
@@ -186,7 +186,7 @@ impl PendingRead<'_> {
     fn find_empty_page(&self, waker: &Waker) -> MissStep {
         let file = self.file;
         if file.mapped_pages.is_some() {
-            // mapped_pages.MB1.
+            // Only the back end has its bytes (mapped_pages.MB1).
             return MissStep::Missing;
         }
         let end = (self.offset + self.dst.left()).min(file.core().size.get());
@@ -227,7 +227,7 @@ impl Miss {
     /// A read that was tried just now, after [`File::read_ahead`](crate::api::file::File::read_ahead).
     pub(crate) fn new() -> Miss {
         Miss {
-            wait: Wait::Nothing,
+            wait: WaitEvent::Nothing,
             rounds: 0,
             may_hit: false,
             reads: None,
@@ -247,12 +247,12 @@ impl Miss {
         let step = self.advance(wanted, waker, scope);
         // Records the event that it waits for.
         let what = match (&step, &self.wait) {
-            (Step::Done(_) | Step::Hit | Step::Work, _) => return step,
-            (Step::Wait, _) => WaitFor::Worker,
-            (Step::Pending, Wait::Nothing | Wait::Reads) => WaitFor::Read,
-            (Step::Pending, Wait::Page(_)) => WaitFor::Page,
-            (Step::Pending, Wait::Guard(_)) => WaitFor::Range,
-            (Step::Pending, Wait::Room(..)) => WaitFor::Slot,
+            (Step::Done(_) | Step::Hit | Step::NeedsFullScope, _) => return step,
+            (Step::NeedsThread, _) => WaitFor::Worker,
+            (Step::Pending, WaitEvent::Nothing | WaitEvent::Reads) => WaitFor::Read,
+            (Step::Pending, WaitEvent::Page(_)) => WaitFor::Page,
+            (Step::Pending, WaitEvent::Guard(_)) => WaitFor::Range,
+            (Step::Pending, WaitEvent::Room(..)) => WaitFor::Slot,
         };
         match &mut self.wait_record {
             Some(record) => record.waits_for(what),
@@ -266,35 +266,35 @@ impl Miss {
 
     fn advance(&mut self, wanted: &PendingRead<'_>, waker: &Waker, scope: StepScope) -> Step {
         // Before the state changes: the clone of the waker may panic (`callback.C3`).
-        let waits_for_reads = matches!(self.wait, Wait::Reads);
+        let waits_for_reads = matches!(self.wait, WaitEvent::Reads);
         if waits_for_reads && !self.reads.as_ref().is_some_and(|it| it.has_ended_or_wakes(waker)) {
             return Step::Pending;
         }
         let mut request = None;
-        match std::mem::replace(&mut self.wait, Wait::Nothing) {
-            Wait::Guard(waiting) => request = Some(waiting),
+        match std::mem::replace(&mut self.wait, WaitEvent::Nothing) {
+            WaitEvent::Guard(waiting) => request = Some(waiting),
             other => other.withdraw(),
         }
         let has_failed = self.reads.as_ref().is_some_and(|reads| reads.has_failed());
         if let Some(bypass) = self.bypass.take().filter(|_| !has_failed) {
-            return Step::Done(bypass.take(wanted.file, wanted.dst));
+            return Step::Done(bypass.copy_to(wanted.file, wanted.dst));
         }
         let found = if has_failed { MissStep::Unfit } else { wanted.find_empty_page(waker) };
         if let MissStep::Parked(parked) = found {
-            self.wait = Wait::Page(parked);
+            self.wait = WaitEvent::Page(parked);
             return Step::Pending;
         }
         self.rounds += u32::from(scope == StepScope::Full);
         let step = match found {
-            _ if scope == StepScope::CopyOnly => Some(Step::Work),
-            MissStep::Unfit => Some(Step::Wait),
-            _ if self.rounds > ROUNDS_MAX => Some(Step::Wait),
+            _ if scope == StepScope::CopyOnly => Some(Step::NeedsFullScope),
+            MissStep::Unfit => Some(Step::NeedsThread),
+            _ if self.rounds > ROUNDS_MAX => Some(Step::NeedsThread),
             MissStep::Ready => Some(Step::Hit),
             _ => None,
         };
         if let Some(step) = step {
-            if !matches!(step, Step::Wait) {
-                self.wait = request.map_or(Wait::Nothing, Wait::Guard);
+            if !matches!(step, Step::NeedsThread) {
+                self.wait = request.map_or(WaitEvent::Nothing, WaitEvent::Guard);
             }
             return step;
         }
@@ -304,20 +304,20 @@ impl Miss {
         let plan = plan(wanted.file, wanted.policy, (wanted.offset, wanted.dst.left()), None);
         let (ReadPlan::Bypass(extent) | ReadPlan::Fill(extent)) = plan else {
             drop(guard);
-            return Step::Wait;
+            return Step::NeedsThread;
         };
         // The file may have grown since it was looked at. A fill of more pages would take all frames.
         let pages_max = wanted.file.chunk_pages(HIT_PAGES_MAX) as u64;
         if matches!(plan, ReadPlan::Fill(_)) && extent.page_count(wanted.file) > pages_max {
             drop(guard);
-            return Step::Wait;
+            return Step::NeedsThread;
         }
         let (first, last) = extent.pages(wanted.file);
         let pages = first..last + 1;
-        let reads = self.reads.get_or_insert_with(|| Arc::new(ReadCompletion::new()));
+        let reads = self.reads.get_or_insert_with(|| Arc::new(ReadsInFlight::new()));
         let ring = SharedRing::of_this_batch(wanted.ring);
         let bypass = match plan {
-            ReadPlan::Bypass(_) => BypassRead::start(wanted.file, guard, extent, reads, ring),
+            ReadPlan::Bypass(_) => FrameBypass::start(wanted.file, guard, extent, reads, ring),
             _ => Err(guard),
         };
         let started = match bypass {
@@ -325,7 +325,7 @@ impl Miss {
                 self.bypass = Some(bypass);
                 StartedReads::All
             }
-            // mapped_pages.MB1.
+            // Only the back end has its bytes, and its pages are never filled (mapped_pages.MB1).
             Err(guard) if wanted.file.mapped_pages.is_some() => {
                 drop(guard);
                 StartedReads::NoFrame
@@ -334,15 +334,15 @@ impl Miss {
         };
         match started {
             StartedReads::All => {
-                self.wait = Wait::Reads;
+                self.wait = WaitEvent::Reads;
                 if reads.has_ended_or_wakes(waker) { Step::Hit } else { Step::Pending }
             }
-            StartedReads::NoFrame => Step::Wait,
+            StartedReads::NoFrame => Step::NeedsThread,
             StartedReads::NoSlot => {
                 let offer = offer(wanted, pages, reads, waker);
                 let shared = &wanted.file.shared;
                 let Some(ticket) = shared.flight.wait(offer) else { return Step::Hit };
-                self.wait = Wait::Room(Arc::clone(shared), ticket);
+                self.wait = WaitEvent::Room(Arc::clone(shared), ticket);
                 self.rounds -= 1;
                 Step::Pending
             }
@@ -370,7 +370,7 @@ impl Miss {
         match waiting.as_mut().poll(&mut Context::from_waker(waker)) {
             Poll::Ready(guard) => Some(guard),
             Poll::Pending => {
-                self.wait = Wait::Guard(waiting);
+                self.wait = WaitEvent::Guard(waiting);
                 // A request is no round: the task is in the queue now.
                 self.rounds = self.rounds.saturating_sub(1);
                 None
@@ -390,30 +390,30 @@ impl Miss {
     }
 }
 
-impl Wait {
+impl WaitEvent {
     /// Withdraws the registration that would wake the task.
     fn withdraw(self) {
         match self {
-            Wait::Page(parked) => wait_table().deregister(&parked),
-            Wait::Room(shared, ticket) => shared.flight.withdraw_offer(ticket),
-            Wait::Nothing | Wait::Reads | Wait::Guard(_) => {}
+            WaitEvent::Page(parked) => wait_table().deregister(&parked),
+            WaitEvent::Room(shared, ticket) => shared.flight.withdraw_offer(ticket),
+            WaitEvent::Nothing | WaitEvent::Reads | WaitEvent::Guard(_) => {}
         }
     }
 }
 
 impl Drop for Miss {
     fn drop(&mut self) {
-        std::mem::replace(&mut self.wait, Wait::Nothing).withdraw();
+        std::mem::replace(&mut self.wait, WaitEvent::Nothing).withdraw();
     }
 }
 
-/// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4); the first with `spare`, if there is
-/// one.
+/// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4). `spare`: a slot for the first of them,
+/// if the caller has one.
 fn start_missing(
     file: &Arc<CachedFile>,
     guard: OwnedGuard,
     pages: Range<PageIndex>,
-    reads: &Arc<ReadCompletion>,
+    reads: &Arc<ReadsInFlight>,
     ring: Option<&Arc<SharedRing>>,
     spare: &mut Option<FlightSlot>,
 ) -> StartedReads {
@@ -451,7 +451,7 @@ fn start_missing(
 fn offer(
     wanted: &PendingRead<'_>,
     pages: Range<PageIndex>,
-    reads: &Arc<ReadCompletion>,
+    reads: &Arc<ReadsInFlight>,
     waker: &Waker,
 ) -> Offer {
     let (file, ring) = (Arc::clone(wanted.file), wanted.ring.cloned());

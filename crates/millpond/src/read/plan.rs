@@ -10,8 +10,8 @@
 //! read whose pages are all EMPTY can be one transfer. Its destination depends on the reader:
 //!
 //! - A thread that waits: the reader's memory. It takes no slot, as for any memory of a caller (read_limit.L2).
-//! - A request that owns its memory, or is lent it until the read has ended ([`Lent`]): that memory.
-//! - A task, which has no such memory: frames (`read::background::BypassRead`).
+//! - A request that owns its memory, or is lent it until the read has ended ([`LentRead`]): that memory.
+//! - A task, which has no such memory: frames (`read::background::FrameBypass`).
 
 use std::ptr;
 use std::time::Instant;
@@ -86,13 +86,15 @@ pub(crate) enum ReadStop {
 pub(crate) enum BypassPolicy {
     /// If admission refuses its pages.
     Filtered,
-    /// As well if it is their first miss, and the back end is direct: the memory is the request's (admission.AD8).
+    /// If admission refuses its pages, or if the back end is direct and this is the first miss of the pages: the memory is
+    /// the request's (admission.AD8).
     FirstMiss,
     /// Never.
     Fills,
 }
 
-/// The call to the admission filter about the pages of a read. It comes last, as the filter remembers the pages.
+/// The call to the admission filter about the pages of a read. It is made only if all else permits a bypass: the filter
+/// counts it as a miss of the pages.
 pub(super) trait AdmissionQuery:
     FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool
 {
@@ -116,8 +118,8 @@ impl BypassPolicy {
     }
 }
 
-/// Plans a read of `len` bytes at `offset`, under the caller's guard over them. `memory`: their destination, if that is
-/// not frames.
+/// Plans a read of `len` bytes at `offset`, under the caller's guard over them. `memory`: their destination, whose alignment
+/// must suit a bypass. `None`: frames, which always do.
 pub(crate) fn plan(
     file: &CachedFile,
     policy: BypassPolicy,
@@ -201,24 +203,24 @@ pub(super) fn try_bypass<'f>(
 
 /// A read into memory that the request owns, or that is lent to it until the read ends. It runs under its guard, so
 /// its bytes are of one moment. Its owner has a slot, too, as no thread waits for it (read_limit.L1).
-pub(crate) struct Lent<'f> {
+pub(crate) struct LentRead<'f> {
     file: &'f CachedFile,
     guard: Guard<'f>,
     begun: Instant,
 }
 
-impl<'f> Lent<'f> {
+impl<'f> LentRead<'f> {
     /// A read of all of `dst`, which is not empty, at `offset`, if all of its bytes lie below the size. Does not wait.
     /// `None`: read it in another way.
     pub(crate) fn begin(
         file: &'f CachedFile,
         dst: SegmentIter<'_>,
         offset: u64,
-    ) -> Option<Lent<'f>> {
+    ) -> Option<LentRead<'f>> {
         let begun = Instant::now();
         let query = BypassPolicy::FirstMiss.query(file);
         let guard = try_bypass(file, query, (offset, dst.left()), Some(dst))?;
-        Some(Lent { file, guard, begun })
+        Some(LentRead { file, guard, begun })
     }
 
     /// Ends a read of which all `len` bytes, up to `end`, have arrived. A read that is dropped instead has not read

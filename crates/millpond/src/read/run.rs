@@ -23,7 +23,7 @@ use crate::inode::leaves::Leaves;
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::segment::Segment;
 use crate::io::transfer::Segments;
-use crate::read::background::{self, ReadCompletion};
+use crate::read::background::{self, ReadsInFlight};
 use crate::units::{FrameIndex, PageIndex};
 
 /// The number of pages from which a run counts as frames in a row. A shorter run says little about the leaf's 512
@@ -187,7 +187,7 @@ impl Run {
         self,
         file: &Arc<CachedFile>,
         keep: K,
-        completion: Option<Arc<ReadCompletion>>,
+        completion: Option<Arc<ReadsInFlight>>,
         ring: Option<&Arc<SharedRing>>,
     ) -> bool {
         let offset = file.start_of(self.first);

@@ -12,7 +12,7 @@ use millpond_rangelock::{ByteRange, Mode};
 
 use crate::inode::CachedFile;
 use crate::read::ahead::fill_ahead;
-use crate::read::background::{BypassRead, ReadCompletion};
+use crate::read::background::{FrameBypass, ReadsInFlight};
 use crate::read::plan::ReadExtent;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;
@@ -103,7 +103,7 @@ fn a_background_read_drops_its_file_before_its_guard() {
             let guard = file.ranges.try_lock_owned(file.pages(0, PAGE), Mode::Shared).unwrap();
             let extent = ReadExtent { offset: 0, end: PAGE, size: PAGES * PAGE };
             let read =
-                BypassRead::start(&file, guard, extent, &Arc::new(ReadCompletion::new()), None);
+                FrameBypass::start(&file, guard, extent, &Arc::new(ReadsInFlight::new()), None);
             assert!(read.is_ok());
         } else {
             fill_ahead(&file, PageIndex(0), PAGES, false);
