@@ -265,7 +265,7 @@ impl Miss {
     }
 
     fn advance(&mut self, wanted: &PendingRead<'_>, waker: &Waker, scope: StepScope) -> Step {
-        // Before the state changes: the clone of the waker may panic (`callback.C3`).
+        // Before the state changes: the clone of the waker may panic (`millpond_rangelock::callback`).
         let waits_for_reads = matches!(self.wait, WaitEvent::Reads);
         if waits_for_reads && !self.reads.as_ref().is_some_and(|it| it.has_ended_or_wakes(waker)) {
             return Step::Pending;
@@ -381,7 +381,7 @@ impl Miss {
     /// Reads it as a thread that may wait does (M5, M6).
     pub(crate) fn read_waiting(self, wanted: &PendingRead<'_>) -> Result<usize> {
         let begun = self.begun;
-        // The thread records for itself what it waits for.
+        // The thread makes its own records of its waits.
         drop(self);
         let PendingRead { file, dst, offset, policy, .. } = *wanted;
         let result = read::read_slow(file, dst, offset, policy);
