@@ -63,6 +63,16 @@ impl Function {
     }
 }
 
+/// The methods of a macro call with lines `pub fn name(..) -> ..`. They have no example of their own.
+fn generated_methods(call: &syn::Macro) -> Vec<(String, Function)> {
+    let tokens = call.tokens.to_string();
+    let method = |line: &str| {
+        let name = line.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap();
+        (name.to_owned(), Function { examples: String::new(), signature: line.to_owned() })
+    };
+    tokens.split("pub fn ").skip(1).map(method).collect()
+}
+
 fn names(text: &str, word: &str) -> bool {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|one| one == word)
 }
@@ -126,6 +136,9 @@ impl PublicApi {
                     let name = path.path.segments.last().unwrap().ident.to_string();
                     let shown = self.types.entry(name).or_default();
                     for function in &block.items {
+                        if let ImplItem::Macro(generated) = function {
+                            shown.functions.extend(generated_methods(&generated.mac));
+                        }
                         let ImplItem::Fn(function) = function else { continue };
                         if is_public(&function.vis, &function.attrs) {
                             let name = function.sig.ident.to_string();

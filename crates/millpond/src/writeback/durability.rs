@@ -60,6 +60,8 @@ pub(crate) fn conclude(
 ) -> Durability {
     let DurableTransfer { durable_op, needs_sync } = transfer;
     let generations = &file.writeback.generations;
+    // A refused transfer has not reached its end.
+    let is_whole = error.is_none();
     let is_refusal =
         |failure: &WritebackFailure| !reports_foreign_errors(file) && failure.is_refusal(repeat);
     let failure = error.filter(|failure| !is_refusal(failure)).or_else(|| {
@@ -80,7 +82,7 @@ pub(crate) fn conclude(
                 Blocking::Try => generations.verdict(ended),
             };
             let durability = verdict.map_or(Durability::Pending(ended), Durability::from);
-            if matches!(durability, Durability::Durable) {
+            if is_whole && matches!(durability, Durability::Durable) {
                 file.backing.note_durable_length(end);
             }
             durability

@@ -116,7 +116,7 @@ pub(crate) trait BackingFile: Send + Sync {
     /// # Errors
     ///
     /// Of kind `InvalidInput` if it is for direct transfers, and the file system does not support
-    /// descriptors.
+    /// such transfers.
     fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>>;
 
     /// A descriptor that permits writing, if the file is writable; otherwise any.
@@ -143,7 +143,7 @@ pub(crate) trait BackingFile: Send + Sync {
     }
 
     /// Restores the original flags of the descriptors, until it is switched off as often as on:
-    /// waits for transfers that need other flags, and later transfers do without descriptors.
+    /// waits for transfers that need other flags, and later transfers do without such flags.
     fn set_plain(&self, on: bool) {
         if let Some(descriptors) = self.descriptors() {
             descriptors.set_plain(on);
