@@ -26,6 +26,7 @@ use crate::error::{Error, Op, Result};
 use crate::event::event;
 use crate::huge_memory::MemoryChoice;
 use crate::io::batch;
+use crate::io::pool::Pool;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::options::{EngineBuilder, OpenOptions, Published};
@@ -84,6 +85,18 @@ impl Reading for RawReading {
     fn end(self, result: Result<usize>) {
         let done = self.done;
         release_handle(self.file, move || done(result));
+    }
+}
+
+/// Threads for jobs that may block.
+pub struct Aside {
+    workers: Arc<Pool>,
+}
+
+impl Aside {
+    /// Has one of the threads carry out `job`, which may wait. If no thread can be started, the calling thread does.
+    pub fn run(&self, job: Box<dyn FnOnce() + Send>) {
+        self.workers.run(job);
     }
 }
 
@@ -215,6 +228,11 @@ impl File {
     /// Ends a suspension by [`File::begin_through`]. A call without one has no effect.
     pub fn end_through(&self) {
         self.cached.resume_writeback();
+    }
+
+    /// The threads of the file's engine.
+    pub fn aside(&self) -> Aside {
+        Aside { workers: Arc::clone(&self.cached.shared.workers) }
     }
 
     /// Carries out `work`, which starts several reads: they go to the back end together, when `work` returns. `work`

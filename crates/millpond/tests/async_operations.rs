@@ -20,6 +20,7 @@ const PAGE: usize = 4096;
 
 /// Methods of `File` without a form in `AsyncFile`, and the reason.
 const WITHOUT_ASYNC_FORM: &[(&str, &str)] = &[
+    ("aside", "hidden: the workers themselves"),
     ("at_end", "hidden: no operation"),
     ("begin_through", "hidden: for the owner of the description"),
     ("begin_unguarded", "never blocks"),
