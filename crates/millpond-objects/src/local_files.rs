@@ -32,7 +32,7 @@ const FOLDER_TRIES_MAX: u32 = 100;
 /// `LocalFileSystem` copies by a hard link: a program that writes to one of the two files then changes both, they have one ETag,
 /// and a second copy of the same object leaves a file with another name.
 ///
-/// A copy has the permissions of its source. If the source changes meanwhile, the copy fails and the target is as before. A future
+/// A copy has the permissions of its source. If the source changes during the copy, the copy fails and the target is as before. A future
 /// that is dropped ends its copy within 16 MiB. A copy is not synced, also by a store with `with_fsync`.
 ///
 /// # Examples
