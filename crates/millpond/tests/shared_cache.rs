@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use millpond::internals::shared::{
-    AttachedClient, ClientMemory, MemoryChoice, SharedCache, SharedClient, SharedFile, SharedReader,
+    AttachedClient, ClientMemory, SharedCache, SharedClient, SharedFile, SharedReader,
 };
 use millpond::{Advice, BackendChoice, Engine, Error, File};
-use rustix::process::{Pid, PidfdFlags};
 
+use common::own_client::{memory, own_client, pidfd};
 use common::{Random, builder, in_own_process, read_write, scaled, stress_time, temp_dir};
 
 const PAGE: u64 = 4096;
@@ -24,29 +24,10 @@ const PAGE: u64 = 4096;
 const BLOCK: usize = 4 * PAGE as usize;
 const CLIENT_OF: &str = "MILLPOND_TEST_CLIENT";
 
-/// Small pages, or a directory of a tmpfs, which may be mounted with `huge=`: MILLPOND_TEST_SHARED_MEMORY.
-fn memory() -> MemoryChoice {
-    let directory = std::env::var_os("MILLPOND_TEST_SHARED_MEMORY");
-    directory.map_or(MemoryChoice::Small, |at| MemoryChoice::Directory(at.into()))
-}
-
 fn server(cache_bytes: u64, backend: BackendChoice) -> (Engine, SharedCache) {
     let engine = builder(cache_bytes, backend).shared(memory()).build().unwrap();
     let cache = engine.shared_cache().unwrap();
     (engine, cache)
-}
-
-fn pidfd(id: u32) -> OwnedFd {
-    let id = Pid::from_raw(id as i32).unwrap();
-    rustix::process::pidfd_open(id, PidfdFlags::empty()).unwrap()
-}
-
-/// A client in this process.
-fn own_client(cache: &SharedCache) -> (SharedClient, AttachedClient) {
-    let memory = ClientMemory::create().unwrap();
-    let attached = cache.attach(memory.descriptor(), pidfd(std::process::id())).unwrap();
-    let descriptor = attached.descriptor().try_clone_to_owned().unwrap();
-    (SharedClient::map(memory, &descriptor).unwrap(), attached)
 }
 
 /// The resident bytes of the cache's memory.
