@@ -433,7 +433,7 @@ impl Fill {
         let iovec =
             |one: &Segment<'_>| libc::iovec { iov_base: one.base().cast(), iov_len: one.len() };
         let memory: Vec<libc::iovec> = segments.iter().map(iovec).collect();
-        // SAFETY: frames of FILLING pages, which `on_end` owns, so they are released after the read (BO2,
+        // SAFETY: frames of FILLING pages, which the closure below owns, so they are released after the read (BO2,
         // BO3).
         let list = unsafe { RawList::borrowed(&memory, None) };
         let (outcome, teller) = JobOutcome::new();

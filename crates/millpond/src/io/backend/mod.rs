@@ -55,6 +55,7 @@ use crate::io::transfer::{BackgroundRead, Transfer};
 /// A file below the cache, as the cache sees it. The default methods ask the file's descriptors, if
 /// it has some.
 pub(crate) trait BackingFile: Send + Sync {
+    /// The file's descriptors. `None`: a simulated file, or one in memory.
     fn descriptors(&self) -> Option<&Descriptors> {
         None
     }
