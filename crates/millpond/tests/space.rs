@@ -507,8 +507,8 @@ fn a_closed_file_has_no_blocks_beyond_its_end() {
 /// reserved ahead stayed after the last close.
 ///
 /// Goal: a file that has grown by appends has no blocks beyond its end after the last close. A command that another test of
-/// this program starts at that moment has the descriptors until its exec, and the blocks stay then: the test closes the
-/// file again.
+/// this program starts at that moment has the descriptors until its exec. Then no blocks are reserved ahead, or they stay: the
+/// test grows and closes the file again.
 #[test]
 fn blocks_reserved_ahead_are_freed_by_the_last_close() {
     const CLOSES: usize = 5;
@@ -525,18 +525,18 @@ fn blocks_reserved_ahead_are_freed_by_the_last_close() {
                     file.append(&vec![1; 1 << 20]).unwrap();
                 }
                 file.sync_all().unwrap();
-                assert!(beyond() >= 64 << 10, "{what}: {} bytes ahead", beyond());
+                let has_reserved_ahead = beyond() >= 64 << 10;
                 file.close().unwrap();
                 // A worker that just syncs the file has the last reference to it.
                 let deadline = Instant::now() + Duration::from_secs(4);
                 while beyond() > 16 * PAGE as u64 && Instant::now() < deadline {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                beyond() <= 16 * PAGE as u64
+                has_reserved_ahead && beyond() <= 16 * PAGE as u64
             };
             let reopen = || engine.open(&path, &write_back().backing(backing)).unwrap();
             let is_freed = grow_and_close(file) || (1..CLOSES).any(|_| grow_and_close(reopen()));
-            assert!(is_freed, "{what}: {} bytes beyond the end", beyond());
+            assert!(is_freed, "{what}: none reserved ahead, or {} bytes stay", beyond());
             drop((engine, mount));
         }
     }
