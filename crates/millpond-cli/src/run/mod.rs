@@ -40,13 +40,15 @@ use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
 /// Runs a program with its file reads and writes served by Millpond.
 ///
 /// Regular files under the given directories are served; the kernel serves all other files. When
-/// the program ends, one line on standard error has the numbers of served files and bytes.
+/// the program ends, one line on standard error has the numbers of served files and bytes. Exit status: that
+/// of the program; 2 for arguments or a program that can't be served, 126 for a program that can't be executed,
+/// 127 for one that is not found.
 #[derive(Debug, PartialEq, clap::Args)]
 #[command(group = clap::ArgGroup::new("telling").args(["stats", "explain"]).multiple(true))]
 pub struct Args {
     /// In mode back: memory for cached file pages, 512m, 4g (k, m and g are powers of 1024)
     ///
-    /// The default is a quarter of the machine's memory or of the cgroup's limit, whichever is less.
+    /// At least 256k. The default is a quarter of the machine's memory or of the cgroup's limit, whichever is less.
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_bytes)]
     cache: Option<u64>,
 
@@ -56,7 +58,8 @@ pub struct Args {
 
     /// Serve files from their first read on, not only when they show that it pays
     ///
-    /// A file that is opened and read once then costs several times as much as on the kernel.
+    /// Mode through then maps files at their first read, and not at the 64th small one. Mode back also serves files that
+    /// are open for reading only. A file that is opened and read once then costs several times as much as on the kernel.
     #[arg(long)]
     eager: bool,
 

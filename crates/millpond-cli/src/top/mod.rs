@@ -22,8 +22,9 @@ const REQUEST_BYTES_MAX: u64 = 8 << 10;
 
 /// Shows what running engines of this user do
 ///
-/// Shows engines built with `EngineBuilder::published`, and those of programs under `millpond run --stats`
-/// or `--explain`, with their files. Keys: q quits, s changes the order of files, p pauses, up and down
+/// Shows engines built with `EngineBuilder::published`, caches of objects built with `published`, servers with
+/// `millpond serve --stats`, and programs under `millpond run --stats` or `--explain`, with their files. Root sees
+/// those of all users. Keys: q quits, s changes the order of files, p pauses, up and down
 /// choose the engine whose latencies are shown.
 #[derive(Debug, clap::Args)]
 pub struct TopArgs {
