@@ -1018,7 +1018,6 @@ int millpond_error_text(char *text,
  * Async-signal-safe.
  *
  * Returns the address to resume at, or 0: the fault was not the library's access to the caller's memory.
- * Always 0 on AArch64, where such a fault can't be turned into an error yet.
  */
 size_t millpond_fault_resume_address(size_t program_counter);
 

@@ -37,7 +37,6 @@ pub unsafe extern "C" fn millpond_error_text(text: *mut c_char, bytes: usize) ->
 /// Async-signal-safe.
 ///
 /// Returns the address to resume at, or 0: the fault was not the library's access to the caller's memory.
-/// Always 0 on AArch64, where such a fault can't be turned into an error yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_fault_resume_address(program_counter: usize) -> usize {
     millpond::fault::resume_address(program_counter).unwrap_or(0)

@@ -21,8 +21,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 /// The address at which to continue a thread that faulted at program counter `pc`, if it did so in a copy of the
 /// engine's; `None` for any other fault.
 ///
-/// Async-signal-safe. Always `None` on architectures other than x86-64, where such a fault can't
-/// be turned into an error yet.
+/// Async-signal-safe.
 ///
 /// # Examples
 ///
@@ -44,7 +43,7 @@ pub(crate) const fn can_resume() -> bool {
 /// [`Backing::Mapped`](crate::Backing::Mapped) calls this; later calls have no effect while the handler is there.
 ///
 /// A handler of SIGBUS that the program installs later must consult [`resume_address`], or call this one as the handler
-/// before it.
+/// before it. On AArch64 no handler is installed: there, files with mapped backing are read by system calls.
 ///
 /// # Errors
 ///
