@@ -1,4 +1,4 @@
-//! The back end of an engine: which one it is, and the file of each that is opened.
+//! The back end of an engine: its kind, and the backing files that it opens.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -6,11 +6,11 @@
 //!
 //! ```text
 //!   start -> a hit: the result, at once
-//!         -> around the cache: into the caller's memory -> the callback
+//!         -> a bypass: into the caller's memory -> the callback
 //!         -> else `task`, stepped by who ends the fills it waits for -> the callback
 //! ```
 //!
-//! Only in a read around the cache (`background_read`), and in one that a worker carries out, do the back end and the
+//! Only in a read that bypasses the cache (`background_read`), and in one that a worker carries out, do the back end and the
 //! kernel have the caller's memory. Each step of a task copies cached bytes (`read::miss`).
 
 use std::cell::Cell;

@@ -43,7 +43,7 @@ pub enum BackendChoice {
 
 /// Which pages are cached when a read misses them; see [`EngineBuilder::admission`].
 ///
-/// A read of 1 to 16 whole pages, none of which is cached, may go *around* the cache: its bytes are read in one
+/// A read of 1 to 16 whole pages, none of which is cached, may *bypass* the cache: its bytes are read in one
 /// transfer, into the caller's memory if it waits, and no page is kept. It is as atomic as any other read. Pages are
 /// cached in any case by read-ahead, longer reads, writes, and reads that are not aligned as the file's back end
 /// requires.
@@ -288,7 +288,7 @@ impl EngineBuilder {
     /// use millpond::{Engine, keeper};
     ///
     /// # fn demo() -> Result<(), Box<dyn std::error::Error>> {
-    /// // `millpond keeper --listen /run/pond` runs somewhere.
+    /// // `millpond keeper /run/pond` runs on this machine.
     /// let address: keeper::Address = "/run/pond".parse()?;
     /// let engine = Engine::builder().cache_bytes(64 << 20).keeper(address).build()?;
     /// # Ok(())

@@ -51,12 +51,12 @@ pub use crate::waits::{Dump, WaitFor, Waiting};
 pub struct Stats {
     /// Pages that were read on the lock-free hit path.
     pub hits: u64,
-    /// Pages that a read did not find cached. Those of reads that went around the cache, as they were
+    /// Pages that a read did not find cached. Those of reads that bypassed the cache, as they were
     /// not worth a frame ([`Admission`](crate::Admission)), are not among `fills`.
     pub misses: u64,
     /// Pages brought into the cache, read-ahead included.
     pub fills: u64,
-    /// Reads that were taken to the back end around the cache, as no page could be evicted.
+    /// Reads that bypassed the cache, as no page could be evicted.
     pub uncached_reads: u64,
     /// Pages that read-ahead brought and that were read. A page is counted when it is first considered for eviction,
     /// or leaves the cache: recently filled pages are not counted yet.
@@ -86,7 +86,7 @@ pub struct Stats {
     pub latencies: Latencies,
     /// Memory in use, of the limit: frames, tables, objects of open files.
     pub memory_bytes: u64,
-    /// The back end: `uring`, `threads`, `memory` or `sim`.
+    /// The back end: `uring` or `threads`; with the feature `sim` also `memory`, `sim` or `null`.
     pub back_end: &'static str,
     /// The reason for that back end.
     pub back_end_reason: String,

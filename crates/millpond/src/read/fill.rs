@@ -21,7 +21,7 @@
 //!   very few pages makes progress.
 //! - **F3** A run that fails leaves its pages EMPTY, and each is tried again alone; only the error
 //!   of its own transfer is a page's error.
-//! - **F4** Where no frame is free, the bytes go around the cache, into the reader's memory. No thread waits for
+//! - **F4** Where no frame is free, the bytes bypass the cache, into the reader's memory. No thread waits for
 //!   frames, so frames cause no deadlock.
 
 use std::iter;
@@ -49,7 +49,7 @@ use crate::waits::WaitFor;
 const CHUNK_PAGES: usize = 256;
 
 /// Number of attempts on a page that other threads fill, and that is evicted before it was copied. After that it is
-/// read around the cache, so misses of other pages can't delay a read without bound. Chosen, not measured.
+/// read by a bypass, so misses of other pages can't delay a read without bound. Chosen, not measured.
 const ROUNDS_MAX: u32 = 8;
 
 /// Reads the bytes of `extent` into `dst`.
@@ -254,7 +254,7 @@ fn fill_missing(
     let mut tried = Tried { pages: (claims.next() - first) as usize, is_cut: false };
     if matches!(end, Next::NoFrame) {
         file.shared.flusher.request_reclaim(file.cache().writeback_counts.unevictable());
-        // This page goes around the cache.
+        // This page bypasses the cache.
         tried.pages += 1;
     }
     let mut leaves = claims.into_leaves();

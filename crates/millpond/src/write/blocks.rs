@@ -12,7 +12,7 @@ use crate::units::FrameIndex;
 use crate::write::{Account, Write};
 
 impl<'a> Write<'a> {
-    /// A write through of pages that are built whole in `fresh`. Without frames for them it goes around the cache.
+    /// A write through of pages that are built whole in `fresh`. Without frames for them it bypasses the cache.
     pub(super) fn through_blocks(
         &self,
         leaves: &mut Leaves<'_>,

@@ -4,14 +4,14 @@
 //!   exclusive guard over the pages
 //!     back:     space -> build the new frames -> commit, show all DIRTY
 //!     through:  build the new frames -> back end -> show all
-//!     around:   hide all -> wait for write-backs -> back end -> drop all
+//!     bypass:   hide all -> wait for write-backs -> back end -> drop all
 //!   -> release
 //! ```
 //!
 //! A write *through* returns after the back end took the bytes, so it is as safe from a crash of this process as a
 //! write to the kernel. Readers see the old bytes until the back end is done, then the new ones, all at once; a write
 //! to one page that leaves the size alone is a single RMW. A write *back* leaves its bytes in the cache, to be
-//! written back later (`writeback`). Three kinds of writes go *around* the cache: those of more pages than are put in
+//! written back later (`writeback`). Three kinds of writes *bypass* the cache: those of more pages than are put in
 //! place together, those beside pages that wait to be written back, and direct I/O.
 //!
 //! - **W5** A write that moves the end of the file takes its guard from the old end on, so that no other thread moves
