@@ -31,7 +31,7 @@ pub struct Limits {
     pub head_bytes_max: usize,
     /// Memory for the bodies of all uploads together. An upload waits until its share is free.
     pub upload_memory_bytes: usize,
-    /// Uploads are passed on to the store in parts of this size. An upload of several parts takes twice as much memory.
+    /// Uploads are passed on to the store in parts of this size. An upload of several parts takes the memory of four.
     pub part_bytes: usize,
     /// Largest conditional upload. Stores offer no conditional multipart uploads, so it is held in memory.
     pub conditional_bytes_max: usize,

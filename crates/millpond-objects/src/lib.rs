@@ -24,7 +24,7 @@
 //!   fails. A long `get` ends with [`object_store::Error::Precondition`] if its object is replaced during the read and a
 //!   part of the old version was evicted before it was returned.
 //! - **Freshness** is a choice: see [`Freshness`]. After a write, copy, rename or delete through the same store has
-//!   returned or was dropped, no read returns the earlier version.
+//!   returned, no read returns the earlier version. A write whose future was dropped may still reach the store later.
 //! - **One request** for concurrent misses of a page, and few requests for neighbouring pages ([`Builder::gap_bytes`]).
 //!   This holds in a tokio runtime, where requests are spawned as tasks and continue when their caller is dropped.
 //!   Outside of a runtime each caller sends its own requests.
