@@ -108,7 +108,10 @@
  * a handler that ends the copy and passes any other fault on to the handler of before. A handler that the program
  * installs later must call millpond_fault_resume_address. Threads that block SIGBUS read by system calls,
  * and must not begin to block it after their first read. Changes by other processes are visible at once; a read beside a write of another process
- * may be torn, as with `read(2)`.
+ * may be torn, as with `read(2)`. Only one process may append.
+ *
+ * Reads are system calls of pages that the kernel does not have; on file systems other than ext4, XFS, btrfs, F2FS, JFS
+ * and ReiserFS; with a limit of the address space (RLIMIT_AS); and on AArch64.
  */
 #define MILLPOND_BACKING_MAPPED 4
 
@@ -169,8 +172,8 @@ typedef struct millpond_engine_options {
     size_t size;
     /**
      * The hard memory limit, in bytes: cached pages, the tables that find them, and the objects of open
-     * files. 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the cgroup's limit,
-     * whichever is less.
+     * files. 16 KiB to 512 GiB, with a keeper at least 256 KiB. Default: a quarter of the machine's memory
+     * or of the cgroup's limit, whichever is less.
      */
     uint64_t cache_bytes;
     /**
@@ -499,10 +502,12 @@ int millpond_close(struct millpond_file file);
 int64_t millpond_untorn_bytes_max(struct millpond_file file);
 
 /**
- * The file's length, in bytes. Never blocks.
+ * The file's length, in bytes. Does not block, except with MILLPOND_BACKING_MAPPED: there the kernel is asked,
+ * and a length that another process has changed waits for operations of this process.
  *
  * Returns it, or
  * -EBADF       there is no such file
+ * or, with MILLPOND_BACKING_MAPPED, the error of the kernel.
  */
 int64_t millpond_len(struct millpond_file file);
 

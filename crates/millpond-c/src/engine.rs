@@ -41,8 +41,8 @@ pub struct millpond_engine_options {
     /// `sizeof(struct millpond_engine_options)`.
     pub size: usize,
     /// The hard memory limit, in bytes: cached pages, the tables that find them, and the objects of open
-    /// files. 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the cgroup's limit,
-    /// whichever is less.
+    /// files. 16 KiB to 512 GiB, with a keeper at least 256 KiB. Default: a quarter of the machine's memory
+    /// or of the cgroup's limit, whichever is less.
     pub cache_bytes: u64,
     /// The limit for dirty bytes (`MILLPOND_WRITE_BACK`). Above it, writers write back themselves. The
     /// default, and the maximum, is three quarters of the cache.

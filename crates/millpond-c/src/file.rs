@@ -34,7 +34,10 @@ pub const MILLPOND_BACKING_UNCACHED: u32 = 3;
 /// a handler that ends the copy and passes any other fault on to the handler of before. A handler that the program
 /// installs later must call millpond_fault_resume_address. Threads that block SIGBUS read by system calls,
 /// and must not begin to block it after their first read. Changes by other processes are visible at once; a read beside a write of another process
-/// may be torn, as with `read(2)`.
+/// may be torn, as with `read(2)`. Only one process may append.
+///
+/// Reads are system calls of pages that the kernel does not have; on file systems other than ext4, XFS, btrfs, F2FS, JFS
+/// and ReiserFS; with a limit of the address space (RLIMIT_AS); and on AArch64.
 pub const MILLPOND_BACKING_MAPPED: u32 = 4;
 
 /// For a file that is opened with O_DIRECT: unaligned requests are served through an aligned buffer.
@@ -274,10 +277,12 @@ pub extern "C" fn millpond_untorn_bytes_max(file: millpond_file) -> i64 {
     call(|| Ok(i64::from(FILES.with(file.id, |file| file.untorn_bytes_max())??)))
 }
 
-/// The file's length, in bytes. Never blocks.
+/// The file's length, in bytes. Does not block, except with MILLPOND_BACKING_MAPPED: there the kernel is asked,
+/// and a length that another process has changed waits for operations of this process.
 ///
 /// Returns it, or
 /// -EBADF       there is no such file
+/// or, with MILLPOND_BACKING_MAPPED, the error of the kernel.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_len(file: millpond_file) -> i64 {
     call(|| Ok(FILES.with(file.id, |file| file.len())?? as i64))

@@ -152,8 +152,8 @@ impl Default for EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// The hard memory limit, in bytes: 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the
-    /// cgroup's limit, whichever is less.
+    /// The hard memory limit, in bytes: 16 KiB to 512 GiB, with a keeper at least 256 KiB. Default: a quarter of the
+    /// machine's memory or of the cgroup's limit, whichever is less.
     ///
     /// It covers page frames, the tables that find them, the objects of open files with all that grows with them, and
     /// the copies of pending asynchronous writes, which get an eighth of it. It does not cover:

@@ -50,7 +50,7 @@ impl File {
     ///
     /// # Errors
     ///
-    /// None at present.
+    /// As for [`File::len`].
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
     }
