@@ -11,7 +11,7 @@
 //! ```text
 //! dirty pages are written, files are the kernel's    Registry::release_all_files
 //! counts are reported: no exit will report them      report::report_exec
-//! hooks go straight to the kernel                    thread::leave_for_good
+//! hooks go straight to the kernel                    thread::disable_hooks
 //! descriptions, engine and watcher end               Registry::end_serving, lease::end
 //! the kernel has no thread of the library any more   own_threads
 //! ```

@@ -34,7 +34,7 @@
 //!   library blocks signals.
 //!
 //! Handlers that were set without the library (by system call, by another libc) would run during a section.
-//! The library checks for them when a file is served ([`look_for_others`]), and if it finds one, all later sections
+//! The library checks for them when a file is served ([`find_foreign_handlers`]), and if it finds one, all later sections
 //! block signals. A handler that is set during a section may run in that section.
 
 use std::ffi::{c_int, c_void};

@@ -63,7 +63,7 @@ static RECORDS: AtomicPtr<Record> = AtomicPtr::new(std::ptr::null_mut());
 static STRONG: AtomicBool = AtomicBool::new(false);
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 /// Every hook goes straight to the kernel: until the library is loaded, as allocators and sanitizers call hooks
-/// while they are set up; and after [`leave_for_good`].
+/// while they are set up; and after [`disable_hooks`].
 static AWAY: AtomicBool = AtomicBool::new(true);
 /// In a record's `inside`, beside the depth: the thread runs the child of its vfork.
 const IN_VFORK: u32 = 1 << 16;

@@ -88,7 +88,7 @@ impl UnevictableList {
     }
 }
 
-/// Whether the list may have evictable pages (UN3): `rescan_needed`.
+/// Whether the list may have evictable pages (UN3).
 pub(crate) struct RescanFlag(AtomicBool);
 
 impl RescanFlag {
