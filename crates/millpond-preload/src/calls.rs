@@ -18,7 +18,7 @@
 //! Numbers after `x86` are those that newer architectures lack. Names are resolved where the
 //! rows are used.
 //!
-//! The classes:
+//! The classes, by what mode back does:
 //!
 //! - `served`: by the engine, if the file is served.
 //! - `settled`: by the kernel, after the cached writes were written back, or the kernel got the offset.
@@ -145,7 +145,7 @@ macro_rules! calls {
         $row! { served fn lseek64/lseek/__lseek/llseek(fd: c_int, offset: Off,
             whence: c_int) -> Off
             => descriptor::lseek64(fd, offset, whence), number SYS_lseek }
-        $row! { served fn ftruncate64/ftruncate(fd: c_int, len: Off) -> c_int
+        $row! { settled fn ftruncate64/ftruncate(fd: c_int, len: Off) -> c_int
             => descriptor::ftruncate64(fd, len), number SYS_ftruncate }
 
         // Calls that only the kernel carries out: `kernel`
@@ -154,13 +154,13 @@ macro_rules! calls {
             => kernel::mmap64(address, len, prot, flags, fd, offset), number SYS_mmap }
         $row! { passed fn truncate64/truncate(path: Text, len: Off) -> c_int
             => kernel::truncate64(path, len), else -1, number SYS_truncate }
-        $row! { served fn fallocate64/fallocate(fd: c_int, mode: c_int, offset: Off,
+        $row! { settled fn fallocate64/fallocate(fd: c_int, mode: c_int, offset: Off,
             len: Off) -> c_int
             => kernel::fallocate64(fd, mode, offset, len), else -1, number SYS_fallocate }
-        $row! { served fn posix_fallocate64/posix_fallocate(fd: c_int, offset: Off,
+        $row! { settled fn posix_fallocate64/posix_fallocate(fd: c_int, offset: Off,
             len: Off) -> c_int
             => kernel::posix_fallocate64(fd, offset, len), else libc::ENOSYS }
-        $row! { settled fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int
+        $row! { passed fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int
             => kernel::ioctl(fd, request, arg), else -1, number SYS_ioctl }
         $row! { passed fn copy_file_range(from: c_int, from_offset: *mut Off, to: c_int,
             to_offset: *mut Off, len: usize, flags: u32) -> isize

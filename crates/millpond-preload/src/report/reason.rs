@@ -14,9 +14,9 @@ macro_rules! reasons {
 reasons! {
     /// Mode through: read too seldom to be mapped.
     Once => "once",
-    /// Open when the program started, or received, or opened past the hooks.
+    /// Locked, and open when the program started, or received, or opened past the hooks.
     Inherited => "inherited",
-    /// Standard input, output or error: libc reads and writes there by itself.
+    /// Standard input, output or error, a stream, or `dprintf`: libc reads and writes there by itself.
     Stdio => "stdio",
     /// Mode back without `--eager`: open for reading only.
     ReadOnly => "read-only",
@@ -40,13 +40,13 @@ reasons! {
     Forked => "forked",
     /// Given to another program: exec, spawn, or over a socket.
     Given => "given",
-    /// Mapped shared and writable.
+    /// Mapped.
     Mapped => "mapped",
     /// The program has it open several times, and locked.
     Locked => "locked",
     /// Changed in a way that only the kernel does: its flags, its blocks, or by path.
     Changed => "changed",
-    /// Written inside libc.
+    /// Read or written inside libc, by POSIX AIO.
     InLibc => "in-libc",
     /// The program has I/O of its own that no hook sees: by io_uring, by a library that binds to
     /// libc first, or with descriptors that only some of its threads have.
