@@ -58,7 +58,7 @@ pub struct Args {
 
     /// Serve files from their first read on, not only when they show that it pays
     ///
-    /// Mode through then maps files at their first read, and not at the 64th small one. Mode back also serves files that
+    /// Mode through then maps files at their first read, and not at the 64th of a descriptor. Mode back also serves files that
     /// are open for reading only. A file that is opened and read once then costs several times as much as on the kernel.
     #[arg(long)]
     eager: bool,
@@ -83,7 +83,7 @@ pub struct Args {
     /// Report the totals of all files when the program has exited or was killed
     ///
     /// `millpond run` then stays as the program's parent, also in mode through. Read hits are counted,
-    /// which adds some nanoseconds to each.
+    /// which adds some nanoseconds to each. Mode through maps files from their first read on, as with --eager.
     #[arg(long)]
     stats: bool,
 

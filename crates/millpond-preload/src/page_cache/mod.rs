@@ -16,7 +16,7 @@
 //!
 //! Rules:
 //!
-//! - **P1** A number is looked at by its 64th small read ([`descriptors::READS`]), with `--eager` by its first read, and in a process with
+//! - **P1** A number is looked at by its 64th read ([`descriptors::READS`]), with `--eager` or a report by its first read, and in a process with
 //!   several threads by its first write. Before that the library has made no system call for it. A write by the only thread has no
 //!   read beside it, and later reads find its bytes and the size as they find those of another process.
 //! - **P2** A mapping holds the open file description of the number that it was made by. It ends before that number
