@@ -14,7 +14,7 @@ const SAYING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Writes back the dirty pages of programs that died.
 ///
-/// Listens at ADDRESS until SIGTERM or SIGINT, and then until the last program that uses it has ended.
+/// Listens at ADDRESS until SIGTERM, SIGINT, SIGHUP or SIGQUIT, and then until the last program that uses it has ended.
 /// Reports on standard error the bytes that it wrote, the bytes that it could not write, and the rescue
 /// file that keeps them; see `millpond rescue`.
 #[derive(Debug, clap::Args)]
