@@ -389,11 +389,11 @@ impl Totals {
         }
         if self.files_not_counted > 0 {
             let lost = self.files_not_counted;
-            let _ = writeln!(text, "millpond: no room to count {lost} files more");
+            let _ = writeln!(text, "millpond: no room to report {lost} more files");
         }
         if self.cache_shrunk > 0 {
             let times = self.cache_shrunk;
-            let _ = writeln!(text, "millpond: {times} times less cache, for want of memory");
+            let _ = writeln!(text, "millpond: the cache shrank {times} times, as memory was short");
         }
         text
     }

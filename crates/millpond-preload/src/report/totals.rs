@@ -77,12 +77,15 @@ impl Totals {
             line.push(')');
         }
         if self.get(SHRUNK) > 0 {
-            write!(line, "; {} times less cache, for want of memory", self.get(SHRUNK))?;
+            write!(line, "; the cache shrank {} times, as memory was short", self.get(SHRUNK))?;
         }
         if has_direct_backing {
             let (reads, writes) = (self.get(DIRECT_READS), self.get(DIRECT_WRITES));
             let files = self.get(UNDIRECTED_FILES);
-            write!(line, "; direct: {reads} reads, {writes} writes, {files} files without")?;
+            write!(
+                line,
+                "; direct: {reads} reads, {writes} writes, {files} files without direct I/O"
+            )?;
         }
         line.write_char('\n')
     }
