@@ -42,7 +42,7 @@ mod loom_batch_tests;
 mod loom_shared_tests;
 
 #[cfg(all(test, loom))]
-mod loom_unevictable_tests;
+mod loom_requeue_tests;
 
 use std::io;
 use std::ptr::NonNull;
@@ -61,7 +61,7 @@ use crate::cache::policy::admission::AdmissionFilter;
 use crate::cache::policy::evict::{EvictPass, Queues, ReadaheadUse};
 use crate::cache::policy::fifo::ReadyPage;
 use crate::cache::policy::insert_batch::{INSERT_BATCH_MAX, InsertBatches};
-use crate::cache::policy::unevictable::{self, RescanFlag};
+use crate::cache::policy::queue_node;
 use crate::cache::table::page::{Change, PageWord};
 use crate::cache::table::{FileCore, HeldLeaf, SLOTS, first_of_leaf};
 use crate::copy;
@@ -93,7 +93,6 @@ pub(crate) struct Cache {
     pub(crate) admission: Arc<AdmissionFilter>,
     queues: Mutex<Queues>,
     insert_batches: InsertBatches,
-    rescan: RescanFlag,
     /// The bytes of range-lock tables. They are counted against the limit, too.
     locks_bytes: AtomicU64,
     /// The limit at construction, which is the maximum.
@@ -123,7 +122,6 @@ impl Cache {
             admission: admission_filter,
             queues: Mutex::new(queues),
             insert_batches: InsertBatches::new(),
-            rescan: RescanFlag::new(),
             locks_bytes: AtomicU64::new(0),
             limit_bytes_max: limit_bytes,
             resizing: Mutex::default(),
@@ -267,14 +265,7 @@ impl Cache {
             passes += 1;
             let mut queues = self.queues();
             queues.insert_batch(&self.frames, inserts.drain());
-            // Without this check, each attempt would scan all pages to no effect.
-            let bytes = queues.bytes();
-            if self.writeback_counts.unevictable_upper_bound() >= bytes
-                && self.writeback_counts.unevictable() >= bytes
-            {
-                return false;
-            }
-            match queues.evict(&self.frames, &self.rescan, most, &mut victims) {
+            match queues.evict(&self.frames, most, &mut victims) {
                 EvictPass::Evicted => {
                     drop((queues, inserts));
                     self.evicted(&victims, wanted);
@@ -335,17 +326,14 @@ impl Cache {
         })
     }
 
-    /// The queue node to requeue after a transition that made the page evictable, if the page is on
-    /// the unevictable list. The caller passes it to [`Cache::requeue_evictable`].
+    /// The queue node of a page that `change` made evictable, if the evictor had taken it out of its
+    /// queues (evict.E2). The caller passes it to [`Cache::requeue_evictable`].
     pub(crate) fn find_to_requeue(&self, word: &PageWord, change: Change) -> Option<FrameIndex> {
-        let frames = &self.frames;
-        let queue_node_of = |frame| frames.queue_node_of(frame);
-        unevictable::find_to_requeue(word, change, &self.rescan, queue_node_of, |node| {
-            frames.meta(node)
-        })
+        let queue_node_of = |frame| self.frames.queue_node_of(frame);
+        change.must_requeue().then(|| queue_node::of_page(word, queue_node_of)).flatten()
     }
 
-    /// Moves pages from the unevictable list to their queues, some in each hold of the lock.
+    /// Queues pages again that became evictable, some in each hold of the lock.
     pub(crate) fn requeue_evictable(&self, nodes: &[FrameIndex]) {
         for some in nodes.chunks(REQUEUED_TOGETHER) {
             some.iter().for_each(|&node| copy::prefetch_line(self.frames.meta(node)));
@@ -357,25 +345,6 @@ impl Cache {
         #[cfg(test)]
         self.lock_count.fetch_add(1, Relaxed);
         self.queues.acquire()
-    }
-
-    /// Fresh frames have replaced the `old` ones in their pages and take over their queue nodes
-    /// (queue_node.QN1); the old ones are freed. NONE: there was no old frame. Caller: still holds
-    /// the guard under which the frames were replaced.
-    pub(crate) fn release_replaced(
-        &self,
-        old: &mut [FrameIndex],
-        new: &[FrameIndex],
-        class: Class,
-    ) {
-        let mut any = false;
-        for (&old, &new) in old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE) {
-            self.frames.swap_queue_nodes(old, new);
-            any = true;
-        }
-        if any {
-            self.frames.release_many(old, class);
-        }
     }
 
     /// Frees the frame of a page that left its word in another way than by eviction.
@@ -435,12 +404,10 @@ impl Cache {
         std::mem::take(&mut self.queues.lock().unwrap().scanned_max)
     }
 
-    /// The bytes of the pages that are queued or on the unevictable list, and the number of pages
-    /// on that list.
+    /// The bytes of the pages that are queued, and of those that are not, as write-back keeps them.
     #[cfg(test)]
-    pub(crate) fn queued(&self) -> (u64, u64) {
-        let queues = self.queues();
-        (queues.bytes(), queues.unevictable_frames())
+    pub(crate) fn queued_bytes(&self) -> (u64, u64) {
+        self.queues().bytes()
     }
 
     /// Empties the table of a file that is not in use any more, and frees its nodes.

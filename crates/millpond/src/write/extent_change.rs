@@ -427,9 +427,11 @@ impl CachedFile {
     fn publish_tail(&self, page: PageIndex, fresh: FrameIndex) {
         let held = self.core().hold(self.cache(), page, false).expect("hidden pages hold a leaf");
         let word = held.word(page);
-        let old = word.load().frame();
+        let (frames, old) = (&self.cache().frames, word.load().frame());
+        let spare = frames.inherit_queue_node(old, fresh);
         word.wake(word.publish(fresh, SHOWN).sleepers());
-        self.cache().release_replaced(&mut [old], &[fresh], self.core().page_class());
+        frames.set_queue_node(old, spare);
+        frames.release(old, self.core().page_class());
     }
 
     /// Shows the hidden pages from `first` to `last` as they were.

@@ -53,8 +53,9 @@ impl Write<'_> {
             self.file.set_size(size);
         }
         let were_dirty = self.publish_all(leaves, fresh, old, moved, dirty);
-        // Each of the old frames that are left was replaced by a fresh frame, which is in place by now.
-        self.file.cache().release_replaced(old, fresh, self.file.core().page_class());
+        if old.iter().any(|&old| old != FrameIndex::NONE) {
+            self.file.cache().frames.release_many(old, self.file.core().page_class());
+        }
         // Pages that were DIRTY before are in the set, or will be put back (state.WB2).
         if dirty && !were_dirty {
             writeback::record_dirty(self.file, self.first, self.last);
@@ -117,11 +118,15 @@ impl Write<'_> {
                 if dirty {
                     self.supersede(word.load());
                 }
+                let spare = (*old != FrameIndex::NONE)
+                    .then(|| cache.frames.inherit_queue_node(*old, frame));
                 let change = word.publish(frame, shown);
                 were_dirty &= change.was.is_dirty();
                 self.file.note(change);
                 word.wake(change.sleepers());
-                if *old == FrameIndex::NONE {
+                if let Some(spare) = spare {
+                    cache.frames.set_queue_node(*old, spare);
+                } else {
                     let arrival = ReadyPage { frame, core, page, origin: PageOrigin::Written };
                     cache.insert_pages(std::iter::once(arrival));
                 }
@@ -166,25 +171,29 @@ impl Write<'_> {
         let Ok(held) = leaves.hold(self.first, false) else { return false };
         let shown = PublishFlags { referenced: true, marker: false, dirty };
         let word = held.word(self.first);
-        if !word.load().is_ready() {
+        let seen = word.load();
+        if !seen.is_ready() {
             return false;
         }
         if dirty {
             self.file.commit(std::iter::once((self.first, frame)), None);
             self.supersede_ready(word);
         }
+        let (frames, old) = (&self.file.cache().frames, seen.frame());
+        let spare = frames.inherit_queue_node(old, frame);
         match word.try_replace(frame, shown, &core.epoch) {
             Ok(change) => {
-                let cache = self.file.cache();
+                debug_assert_eq!(change.was.frame(), old, "a guard excludes fills");
+                frames.set_queue_node(old, spare);
                 self.file.note(change);
-                let class = core.page_class();
-                cache.release_replaced(&mut [change.was.frame()], &[frame], class);
+                frames.release(old, core.page_class());
                 if dirty && !change.was.is_dirty() {
                     writeback::record_dirty(self.file, self.first, self.first);
                 }
                 true
             }
             Err(_) => {
+                frames.set_queue_node(frame, spare);
                 // Evicted since the look, and so clean: the frame is committed again with its page hidden.
                 if dirty {
                     self.file.forget_frame(frame);

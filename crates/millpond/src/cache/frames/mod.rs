@@ -108,8 +108,8 @@ const TAG_BITS: u32 = 13;
 ///
 /// `pins` and `queue_node` belong to the frame. The other fields belong to the queue node: its page
 /// is described by the thread that owns the frame, before it enters the eviction queues. The
-/// evictor owns it while it is queued (under its lock), and the free list owns it while its frame
-/// is free.
+/// evictor owns it while it is queued or UNQUEUED (under its lock), and the free list owns it while
+/// its frame is free.
 pub(crate) struct FrameMeta {
     pub(crate) owner: sync::AtomicPtr<()>,
     page_and_tags: sync::AtomicU64,
@@ -465,10 +465,17 @@ impl Frames {
         self.meta(self.queue_node_of(frame))
     }
 
-    /// See [`QueueNode::swap`].
+    /// Gives `new`, which is about to replace the frame `old` of a page, the queue node of the page.
+    /// Returns the spare node of `new`, for [`Frames::set_queue_node`] (queue_node.QN1).
     #[inline]
-    pub(crate) fn swap_queue_nodes(&self, old: FrameIndex, new: FrameIndex) {
-        self.meta(old).queue_node.swap(old, &self.meta(new).queue_node, new);
+    pub(crate) fn inherit_queue_node(&self, old: FrameIndex, new: FrameIndex) -> FrameIndex {
+        self.meta(new).queue_node.inherit(new, self.queue_node_of(old))
+    }
+
+    /// Gives `frame`, which was replaced or has replaced none, the spare node.
+    #[inline]
+    pub(crate) fn set_queue_node(&self, frame: FrameIndex, spare: FrameIndex) {
+        self.meta(frame).queue_node.set(frame, spare);
     }
 
     /// Charges `bytes` to the limit. False: they do not fit.

@@ -25,9 +25,14 @@
 //! - **E1** A queue node is queued only while its owner (a file core) and page are valid. The
 //!   teardown of a file first removes its queue nodes, under the lock, and acquires the lock again
 //!   before the core is freed: the owner of a frame is only accessed under the lock.
-//! - **E2** A page that is in transition, or pinned, moves to the tail. A page that write-back
-//!   keeps (page.W4) is moved to the unevictable list until it becomes evictable: see
-//!   `unevictable`.
+//! - **E2** A page that is hidden, pinned, or changes during the scan moves to the tail. A page that
+//!   write-back keeps (page.W4) leaves its queue: such pages may be most of the cached pages, and
+//!   would be scanned again and again. (Compare Linux's LRU_UNEVICTABLE. The measurement is in
+//!   `docs/benchmarks.md`.) The evictor sets UNQUEUED in its word, and then in the tags of its queue
+//!   node, which also name the queue to which it returns. The thread that makes the page evictable
+//!   clears the first, and acquires the lock afterwards. If it finds the tag, it queues the page
+//!   again. The queue node may belong to another page by then. If that page is UNQUEUED, it is queued,
+//!   and the evictor takes it out again.
 //! - **E3** An evictor that finds no victim repeats its pass until the queues were swept once. So
 //!   it finds an evictable page at any position. The lock is released after each pass. Scanned
 //!   pages are at the tail then, so the next pass continues behind them.
@@ -40,12 +45,11 @@
 //!   page, so it returns to main if that was wrong. Evicting one of the other pages instead would
 //!   cost a sixtieth of a hot set at the beginning of each scan. If the window queue has no
 //!   candidate, the oldest scanned page is evicted.
-//! - **E5** Leaves are not held while their words are read, but the word belongs to a leaf, as no
-//!   node on the way to it was recycled. If the word is READY with the frame of a queued node
-//!   (queue_node.QN2), it is the word of the node's page: the frame is in no other word. So the
-//!   thread that empties the word has found it in its leaf, which the word kept alive (table.T1),
-//!   and takes over its hold. A mere read may be of a leaf that was recycled since; it clears a
-//!   REFERENCED bit at most.
+//! - **E5** Leaves are not held while their words are read. The lookup shows that the word was in the
+//!   leaf of the page. The leaf is not recycled under the lock: the page of a queued node is cached, so
+//!   the word keeps its leaf alive (table.T1). Or a thread has just made the word EMPTY, and has not
+//!   removed the queue node, for which it needs the lock. It still holds the leaf. The thread that
+//!   evicts the page takes over the hold of the word.
 //!
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds, then
 //! class locks for nodes that become free, are acquired under it). No I/O, no waiting.
@@ -59,10 +63,9 @@ use crate::cache::frames::class::Class;
 use crate::cache::frames::{FrameMeta, Frames};
 use crate::cache::policy::admission::{AdmissionFilter, ReuseCounts};
 use crate::cache::policy::fifo::{
-    BATCHED, Fifo, MISSED, PREFETCHED, QUEUE, QueueName, UNEVICTABLE, class_of, queue_of,
+    BATCHED, Fifo, MISSED, PREFETCHED, QUEUE, QueueName, UNQUEUED, class_of, queue_of,
 };
 use crate::cache::policy::ghost::Ghost;
-use crate::cache::policy::unevictable::{self, RescanFlag, UnevictableList};
 use crate::cache::table::page::{PageWord, Word};
 use crate::cache::table::{FileCore, HeldLeaf};
 use crate::copy;
@@ -71,8 +74,8 @@ use crate::units::{FrameIndex, PageIndex};
 /// The maximum number of pages of one queue that are scanned in one hold of the lock (E4): some
 /// microseconds, as their words and metadata come from memory.
 const SCAN_MAX: u64 = 64;
-/// The maximum for one pass: each queue, again the window queue or the unevictable list, and the
-/// page that is evicted then; and pages before it, while few were scanned.
+/// The maximum for one pass: each queue, again the window queue, and the page that is evicted then;
+/// and pages before it, while few were scanned.
 #[cfg(test)]
 pub(crate) const SCANNED_PER_PASS_MAX: u64 = 5 * SCAN_MAX + 1;
 
@@ -91,7 +94,6 @@ pub(crate) struct Queues {
     readahead: ReadaheadUse,
     admission: Arc<AdmissionFilter>,
     reuse: ReuseCounts,
-    unevictable: UnevictableList,
     /// The maximum number of pages that were scanned in one hold of the lock (E4).
     #[cfg(test)]
     pub(crate) scanned_max: u64,
@@ -121,10 +123,10 @@ type Victim = (FrameIndex, Class);
 enum Decision {
     /// Evicted from this frame.
     Evicted(FrameIndex),
-    /// Kept by write-back. It returns to this queue when it becomes evictable.
-    Unevictable(QueueName),
+    /// Kept by write-back, and UNQUEUED. It returns to this queue when it becomes evictable (E2).
+    Unqueued(QueueName),
     Used(QueueName),
-    /// Pinned, or in transition.
+    /// Hidden, pinned, or changed during the scan.
     Busy,
 }
 
@@ -132,6 +134,8 @@ enum Decision {
 #[derive(Default)]
 struct Scanned {
     all: [u64; 4],
+    /// The number of those that left their queues (E2).
+    unqueued: u64,
     /// The queue node of the first page that stayed only because it was read again.
     first_used: Option<FrameIndex>,
 }
@@ -149,7 +153,6 @@ impl Queues {
             readahead: ReadaheadUse::default(),
             admission,
             reuse: ReuseCounts::default(),
-            unevictable: UnevictableList::default(),
             #[cfg(test)]
             scanned_max: 0,
         })
@@ -160,21 +163,17 @@ impl Queues {
         self.small_bytes_max = limit_bytes / SMALL_PART;
     }
 
-    /// The number of passes in which each queue's frames are scanned once, and those on the
-    /// unevictable list if that is rescanned.
+    /// The number of passes in which each queue's frames are scanned once.
     pub(crate) fn passes_per_sweep(&self) -> u64 {
-        let longest = self.window.frames.max(self.small.frames).max(self.main.frames);
-        longest / SCAN_MAX + 1 + self.unevictable.frames_to_rescan() / SCAN_MAX
+        self.window.frames.max(self.small.frames).max(self.main.frames) / SCAN_MAX + 1
     }
 
-    /// The bytes of all queued pages.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.window.bytes + self.small.bytes + self.main.bytes + self.unevictable.queue.bytes
-    }
-
+    /// The bytes of pages in the queues, and of those that return to them (E2).
     #[cfg(test)]
-    pub(crate) fn unevictable_frames(&self) -> u64 {
-        self.unevictable.queue.frames
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let queues = [&self.window, &self.small, &self.main];
+        let sum = |bytes: fn(&Fifo) -> u64| queues.iter().map(|queue| bytes(queue)).sum();
+        (sum(|queue| queue.bytes), sum(|queue| queue.unqueued_bytes))
     }
 
     pub(crate) fn ghost_bytes(&self) -> u64 {
@@ -227,7 +226,6 @@ impl Queues {
     pub(crate) fn evict(
         &mut self,
         frames: &Frames,
-        rescan: &RescanFlag,
         most: usize,
         victims: &mut impl Extend<Victim>,
     ) -> EvictPass {
@@ -235,7 +233,7 @@ impl Queues {
         let mut evicted = 0;
         let mut all_scanned = 0;
         let end = loop {
-            let (end, scanned) = self.evict_one(frames, rescan, victims);
+            let (end, scanned) = self.evict_one(frames, victims);
             all_scanned += scanned;
             evicted += usize::from(end == EvictPass::Evicted);
             if end != EvictPass::Evicted || evicted == most || all_scanned >= SCAN_MAX {
@@ -253,7 +251,6 @@ impl Queues {
     fn evict_one(
         &mut self,
         frames: &Frames,
-        rescan: &RescanFlag,
         victims: &mut impl Extend<Victim>,
     ) -> (EvictPass, u64) {
         let mut scanned = Scanned::default();
@@ -268,16 +265,15 @@ impl Queues {
         {
             victim = self.evict_referenced(frames, first_used, &mut scanned);
         }
-        let rescanned = if victim.is_none() { self.rescan_unevictable(frames, rescan) } else { 0 };
         let go = if victim.is_some() {
             EvictPass::Evicted
-        } else if rescanned > 0 || scanned.all.iter().any(|&scanned| scanned >= SCAN_MAX) {
+        } else if scanned.all.iter().any(|&scanned| scanned >= SCAN_MAX) {
             EvictPass::More
         } else {
             EvictPass::Nothing
         };
         victims.extend(victim);
-        (go, scanned.all.iter().sum::<u64>() + rescanned)
+        (go, scanned.all.iter().sum())
     }
 
     /// Evicts the oldest page of the window queue, or else `first_used` (E4).
@@ -298,21 +294,22 @@ impl Queues {
     }
 
     /// The queue to evict from: small while it is larger than its part, otherwise main. If all
-    /// pages of a queue are pinned, unevictable or in transition, the next queue. None if only
+    /// pages of a queue are pinned, unevictable or hidden, the next queue. None if only
     /// pages that were read again were found, and the rest is scanned in another way (E4).
     fn next_queue(&self, scanned: &Scanned) -> Option<QueueName> {
         use QueueName::{Main, Small, Window};
         let nothing_used = scanned.first_used.is_none();
         let small_bytes_max = self.admission.small_bytes_max(self.small_bytes_max);
         let can = |name: QueueName, queue: &Fifo| {
-            let left = scanned.all[name as usize] < SCAN_MAX.min(2 * queue.frames + 1);
+            let most = SCAN_MAX.min(2 * queue.frames + scanned.unqueued + 1);
+            let left = scanned.all[name as usize] < most;
             (left && queue.frames > 0).then_some(name)
         };
         let (window, small, main) =
             (can(Window, &self.window), can(Small, &self.small), can(Main, &self.main));
         let window = window.filter(|_| nothing_used);
-        // Unevictable pages of the small queue count towards its size.
-        if self.small.bytes + self.unevictable.bytes_of(Small) > small_bytes_max {
+        // Pages that return to the small queue count towards its size.
+        if self.small.bytes + self.small.unqueued_bytes > small_bytes_max {
             small.or(main.filter(|_| nothing_used)).or(window)
         } else {
             main.or(small).or(window)
@@ -335,8 +332,8 @@ impl Queues {
         victim
     }
 
-    /// Scans a queued page: it is evicted, or moves to the tail of its queue or the next one, or to
-    /// the unevictable list.
+    /// Scans a queued page: it is evicted, leaves its queue (E2), or moves to the tail of its queue
+    /// or the next one.
     fn scan_page(
         &mut self,
         frames: &Frames,
@@ -350,8 +347,9 @@ impl Queues {
         scanned.all[name as usize] += 1;
         let stays = match decision {
             Decision::Evicted(frame) => return Some((frame, class_of(frames.meta(node)))),
-            Decision::Unevictable(to) => {
-                self.move_to_unevictable(frames, to, node);
+            Decision::Unqueued(to) => {
+                scanned.unqueued += 1;
+                self.queue(to).add_unqueued(to, frames.meta(node));
                 return None;
             }
             Decision::Used(to) => {
@@ -364,44 +362,16 @@ impl Queues {
         None
     }
 
-    /// Moves a page to the unevictable list, if write-back still keeps it (unevictable.UN2). It
-    /// returns to `home`.
-    fn move_to_unevictable(&mut self, frames: &Frames, home: QueueName, node: FrameIndex) {
-        self.unevictable.insert(frames, home, node);
-        if !unevictable::is_still_unevictable(|| {
-            QueuedPage::of(frames, node).map(|place| place.seen)
-        }) {
-            self.requeue(frames, node);
-        }
-    }
-
-    /// Moves those of `nodes` that are on the unevictable list back to their queues
-    /// (unevictable.UN4).
+    /// Queues those of `nodes` again that had left their queues (E2).
     pub(crate) fn requeue_evictable(&mut self, frames: &Frames, nodes: &[FrameIndex]) {
         for &node in nodes {
-            if frames.meta(node).tags() & UNEVICTABLE != 0 {
-                self.requeue(frames, node);
+            let meta = frames.meta(node);
+            if meta.tags() & UNQUEUED != 0 {
+                let to = queue_of(meta);
+                self.unlink(frames, node);
+                self.push(frames, to, node);
             }
         }
-    }
-
-    fn requeue(&mut self, frames: &Frames, node: FrameIndex) {
-        let home = self.unevictable.remove(frames, node);
-        self.push(frames, home, node);
-    }
-
-    /// Continues the scan of the unevictable list, if one is needed (unevictable.UN3): evictable
-    /// pages return to their queues. Returns the number of scanned pages.
-    fn rescan_unevictable(&mut self, frames: &Frames, rescan: &RescanFlag) -> u64 {
-        let mut scanned = 0;
-        while scanned < SCAN_MAX
-            && let Some(node) = self.unevictable.next_to_rescan(rescan)
-        {
-            scanned += 1;
-            let home = self.unevictable.remove(frames, node);
-            self.move_to_unevictable(frames, home, node);
-        }
-        scanned
     }
 
     /// Decides about a page of queue `name`, and makes it EMPTY if it is evicted. `force`: even if
@@ -422,6 +392,9 @@ impl Queues {
         }
         let referenced = seen.is_referenced();
         let prefetched = count_prefetched(&mut self.readahead, meta, referenced);
+        if seen.is_unevictable() && !word.try_unqueue(seen) {
+            return Decision::Busy;
+        }
         if referenced && !force {
             word.take_referenced();
             // The first reads of a page that read-ahead filled too early for the window queue.
@@ -430,18 +403,13 @@ impl Queues {
             if name == QueueName::Small && !first_use {
                 self.record_reuse(meta, true);
             }
-            return if seen.is_unevictable() {
-                Decision::Unevictable(to)
-            } else {
-                Decision::Used(to)
-            };
+            return if seen.is_unevictable() { Decision::Unqueued(to) } else { Decision::Used(to) };
+        }
+        if seen.is_unevictable() {
+            return Decision::Unqueued(name);
         }
         if !word.try_evict(seen, &core.epoch) {
-            return if seen.is_unevictable() {
-                Decision::Unevictable(name)
-            } else {
-                Decision::Busy
-            };
+            return Decision::Busy;
         }
         // E5
         drop(HeldLeaf::of_emptied(frames, core, leaf, page));
@@ -504,12 +472,7 @@ impl Queues {
     }
 
     fn unlink(&mut self, frames: &Frames, node: FrameIndex) {
-        let meta = frames.meta(node);
-        if meta.tags() & UNEVICTABLE != 0 {
-            self.unevictable.remove(frames, node);
-        } else {
-            self.queue(queue_of(meta)).unlink(frames, node);
-        }
+        self.queue(queue_of(frames.meta(node))).remove(frames, node);
     }
 
     fn queue(&mut self, name: QueueName) -> &mut Fifo {
@@ -529,7 +492,7 @@ fn mark_touched(frames: &Frames) {
             return;
         }
         let node = frames.queue_node_of(frame);
-        if frames.meta(node).tags() & (QUEUE | UNEVICTABLE) == 0 {
+        if frames.meta(node).tags() & QUEUE == 0 {
             return;
         }
         if let Some(QueuedPage { word, seen, .. }) = QueuedPage::of(frames, node)
@@ -562,12 +525,12 @@ struct QueuedPage<'f> {
     leaf: FrameIndex,
     page: PageIndex,
     word: &'f PageWord,
-    /// READY, with the frame of the queue node.
+    /// READY.
     seen: Word,
 }
 
 impl<'f> QueuedPage<'f> {
-    /// `None`: the page is in transition (queue_node.QN2).
+    /// `None`: the page is hidden.
     fn of(frames: &'f Frames, node: FrameIndex) -> Option<QueuedPage<'f>> {
         let meta = frames.meta(node);
         // SAFETY: E1: the owner of a queued node is a live core, and we hold the lock that its
@@ -575,7 +538,6 @@ impl<'f> QueuedPage<'f> {
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
         let page = meta.page();
         let (leaf, word, seen) = core.lookup_leaf(frames, page)?;
-        let place = QueuedPage { core, leaf, page, word, seen };
-        (seen.is_ready() && frames.queue_node_of(seen.frame()) == node).then_some(place)
+        seen.is_ready().then_some(QueuedPage { core, leaf, page, word, seen })
     }
 }

@@ -15,8 +15,9 @@ pub(in crate::cache) const QUEUE: u32 = 0b11;
 pub(in crate::cache) const PREFETCHED: u32 = 1 << 2;
 /// The page is in an insert batch: see `insert_batch`.
 pub(in crate::cache) const BATCHED: u32 = 1 << 3;
-/// The page is on the unevictable list, as write-back keeps it (see `unevictable`).
-pub(in crate::cache) const UNEVICTABLE: u32 = 1 << 4;
+/// The page is not linked in the queue of the other tag: it returns there when it becomes evictable
+/// (evict.E2).
+pub(in crate::cache) const UNQUEUED: u32 = 1 << 4;
 /// A read missed and filled the page, and it has not left the small queue (see `admission`).
 pub(in crate::cache) const MISSED: u32 = 1 << 5;
 
@@ -35,6 +36,8 @@ pub(in crate::cache) struct Fifo {
     tail: u32,
     pub(in crate::cache) frames: u64,
     pub(in crate::cache) bytes: u64,
+    /// The bytes of UNQUEUED pages, which return to this queue.
+    pub(in crate::cache) unqueued_bytes: u64,
 }
 
 impl Fifo {
@@ -52,8 +55,21 @@ impl Fifo {
         self.bytes += class_of(meta).bytes() as u64;
     }
 
-    pub(in crate::cache) fn unlink(&mut self, frames: &Frames, node: FrameIndex) {
+    /// Adds a page that is not linked: it is UNQUEUED.
+    pub(in crate::cache) fn add_unqueued(&mut self, name: QueueName, meta: &FrameMeta) {
+        meta.set_tags(meta.tags() | name as u32 | UNQUEUED);
+        self.unqueued_bytes += class_of(meta).bytes() as u64;
+    }
+
+    /// Removes a page, whether it is linked or UNQUEUED.
+    pub(in crate::cache) fn remove(&mut self, frames: &Frames, node: FrameIndex) {
         let meta = frames.meta(node);
+        let tags = meta.tags();
+        meta.set_tags(tags & !(QUEUE | UNQUEUED));
+        if tags & UNQUEUED != 0 {
+            self.unqueued_bytes -= class_of(meta).bytes() as u64;
+            return;
+        }
         let (previous, next) = (meta.previous.load(Relaxed), meta.next.load(Relaxed));
         match previous {
             0 => self.head = next,
@@ -65,7 +81,6 @@ impl Fifo {
         }
         self.frames -= 1;
         self.bytes -= class_of(meta).bytes() as u64;
-        meta.set_tags(meta.tags() & !(QUEUE | UNEVICTABLE));
     }
 }
 

@@ -10,4 +10,3 @@ pub(crate) mod fifo;
 pub(in crate::cache) mod ghost;
 pub(in crate::cache) mod insert_batch;
 pub(crate) mod queue_node;
-pub(in crate::cache) mod unevictable;

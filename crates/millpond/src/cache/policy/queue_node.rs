@@ -5,22 +5,21 @@
 //! two frames. So the page keeps its queue node, and its position in the queue: no link changes, no
 //! neighbour is written, and the queues' lock is not acquired.
 //!
-//! - **QN1** Queue nodes are a permutation of frames, and the swapping thread has exclusive access
-//!   to both frames. One is in the page's word, put there by the holder of an exclusive guard over
-//!   it; the other has left the word, and is not free yet.
-//! - **QN2** The evictor goes from a queued node to the page, its word, and the frame in it. Either
-//!   that frame has this queue node, or the page is in transition: its writer has put the frame in
-//!   place, and has not swapped yet. If the frame has the node, its writer has finished with it.
-//!   (The evictor's exchange compares the word that it read, with its version. It can be fooled
-//!   only by exactly 2^27 further writes of the page between its read of the queue node and its
-//!   next instructions.)
+//! - **QN1** Queue nodes are a permutation of frames, except while frames are replaced. The writer
+//!   holds an exclusive guard over the page. Before the fresh frame is in the word, the writer gives
+//!   it the node of the page ([`QueueNode::inherit`]). Afterwards the old frame gets the spare node
+//!   that the fresh one had. If the page was evicted before, the fresh frame gets it back.
+//! - **QN2** So the frame in a READY word, or of a hidden page, always has the node of the page, for
+//!   a thread that finds the word unchanged after it has read the node ([`of_page`]). (It can be
+//!   fooled only by exactly 2^27 writes of the page in between.)
 //! - **QN3** The queue node of a frame that is not queued belongs to the owner of the frame.
 //!
 //! Locks: none.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::sync::AtomicU32;
+use crate::cache::table::page::{PageState, PageWord};
+use crate::sync::{AtomicU32, fence};
 use crate::units::FrameIndex;
 
 /// The queue node of a frame, as its distance (by exclusive or) from the frame: in memory that was
@@ -37,20 +36,46 @@ impl QueueNode {
     /// The queue node of `frame`, which owns this value.
     #[inline]
     pub(crate) fn of(&self, frame: FrameIndex) -> FrameIndex {
-        // Relaxed: a thread that found the frame in a word (by an acquire) sees the swaps that
-        // preceded that. A swap that is not visible yet is the transition of QN2. An evictor that
-        // sees the queue node of a page frees its frame, and the next owner sees no older node.
+        // Relaxed: a thread that found the frame in a word (by an acquire) sees the node that it had
+        // by then. See `of_page` for newer ones.
         FrameIndex(self.0.load(Relaxed) ^ frame.0)
     }
 
-    /// Swaps the queue nodes of two frames (QN1): `old`, which owns this value, and `new`, which
-    /// has replaced it.
+    /// Gives `frame`, which owns this value and is not in a word yet, the queue node `node` of a
+    /// page. Returns the spare node.
     #[inline]
-    pub(crate) fn swap(&self, old: FrameIndex, news: &QueueNode, new: FrameIndex) {
-        // Relaxed: the caller owns both, except that an evictor may read that of the new frame. The
-        // next owner of the old frame sees all.
-        let (page, spare) = (self.0.load(Relaxed) ^ old.0, news.0.load(Relaxed) ^ new.0);
-        self.0.store(spare ^ old.0, Relaxed);
-        news.0.store(page ^ new.0, Relaxed);
+    pub(crate) fn inherit(&self, frame: FrameIndex, node: FrameIndex) -> FrameIndex {
+        let spare = self.of(frame);
+        self.set(frame, node);
+        spare
+    }
+
+    /// Gives `frame`, which owns this value and is in no word, the queue node `node`.
+    #[inline]
+    pub(crate) fn set(&self, frame: FrameIndex, node: FrameIndex) {
+        // Release: pairs with the fence of `of_page`. The frame has left its last page.
+        self.0.store(node.0 ^ frame.0, Release);
+    }
+}
+
+/// The queue node of a page. `None`: the page is not cached. `queue_node_of` gives the queue node of
+/// a frame.
+pub(in crate::cache) fn of_page(
+    word: &PageWord,
+    queue_node_of: impl Fn(FrameIndex) -> FrameIndex,
+) -> Option<FrameIndex> {
+    loop {
+        let seen = word.load();
+        let is_cached = matches!(seen.state(), PageState::Ready | PageState::Hidden);
+        if !is_cached || seen.frame() == FrameIndex::NONE {
+            return None;
+        }
+        let node = queue_node_of(seen.frame());
+        // Pairs with the release of `set`: if the node is one that the frame got after it had left
+        // the page, the changed word is seen.
+        fence(Acquire);
+        if word.is_unchanged(seen) {
+            return Some(node);
+        }
     }
 }

@@ -18,7 +18,8 @@
 //!
 //! | bits   | field                                                                  |
 //! |--------|------------------------------------------------------------------------|
-//! | 0..3   | state                                                                  |
+//! | 0..2   | state                                                                  |
+//! | 2      | UNQUEUED: in no queue of the evictor, as write-back keeps it (W4)       |
 //! | 3      | REFERENCED: read since the last eviction scan; any state  |
 //! | 4      | WAITERS: a thread or task waits; the end of FILLING or HIDDEN wakes it |
 //! | 5      | MARKER: the next reader takes the slow path, which continues read-ahead |
@@ -33,7 +34,9 @@
 //! - **W2** The bytes of a READY frame never change; a writer puts a fresh frame in place.
 //! - **W3** A page is filled under at least a shared guard over it, and hidden or replaced under an
 //!   exclusive one.
-//! - **W4** A page that is DIRTY, WRITEBACK or UNSTABLE is not evicted.
+//! - **W4** A page that is DIRTY, WRITEBACK or UNSTABLE is not evicted. The evictor takes it out of
+//!   its queues, and sets UNQUEUED. The transition that makes the page evictable clears UNQUEUED in
+//!   the same step, and its thread queues the page again. So an evictable page is never UNQUEUED.
 //! - **W6** Every transition is one RMW, and the one that ends FILLING or HIDDEN reports whether
 //!   the old value had WAITERS: a plain store would erase the bit of a concurrent waiter.
 //! - **W7** WRITEBACK belongs to the page, not the frame: hiding and fresh frames preserve it, and
@@ -57,11 +60,12 @@ use crate::cache::table::epoch::Epoch;
 use crate::sync::{AtomicU64, fence};
 use crate::units::{FRAME_BITS, FrameIndex};
 
-const STATE: u64 = 0b111;
+const STATE: u64 = 0b11;
 const EMPTY: u64 = 0;
 const FILLING: u64 = 1;
 const READY: u64 = 2;
 const HIDDEN: u64 = 3;
+const UNQUEUED: u64 = 1 << 2;
 const REFERENCED: u64 = 1 << 3;
 const WAITERS: u64 = 1 << 4;
 const MARKER: u64 = 1 << 5;
@@ -70,6 +74,8 @@ const WRITEBACK: u64 = 1 << 7;
 const UNSTABLE: u64 = 1 << 8;
 /// The bits that exclude eviction (W4).
 const UNEVICTABLE_BITS: u64 = DIRTY | WRITEBACK | UNSTABLE;
+/// The bits of write-back, which a page keeps when its frame is replaced or hidden.
+const WRITEBACK_BITS: u64 = UNEVICTABLE_BITS | UNQUEUED;
 
 const VERSION_SHIFT: u32 = 9;
 /// Shrunk under loom, so that a model can wrap it.
@@ -81,7 +87,7 @@ const VERSION: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
 const FRAME_SHIFT: u32 = u64::BITS - FRAME_BITS;
 
 /// The bits that identify a content: state, version and frame.
-const CONTENT: u64 = !(REFERENCED | WAITERS | MARKER | UNEVICTABLE_BITS);
+const CONTENT: u64 = !(REFERENCED | WAITERS | MARKER | WRITEBACK_BITS);
 
 /// A value of a page word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -185,6 +191,11 @@ impl Change {
 
     pub(crate) fn sleepers(self) -> Sleepers {
         Sleepers(self.was.has_waiters() && !self.now.has_waiters())
+    }
+
+    /// Whether the page became evictable, and the caller queues it again (W4).
+    pub(in crate::cache) fn must_requeue(self) -> bool {
+        self.was.0 & !self.now.0 & UNQUEUED != 0
     }
 }
 
@@ -302,7 +313,7 @@ impl PageWord {
     /// Ends FILLING or HIDDEN. Preserves the version and, unless the page becomes EMPTY, the
     /// write-back bits. Only the owner of the page calls it, so only flags can change concurrently.
     fn end(&self, new: u64) -> Change {
-        let kept = if new & STATE == EMPTY { VERSION } else { VERSION | UNEVICTABLE_BITS };
+        let kept = if new & STATE == EMPTY { VERSION } else { VERSION | WRITEBACK_BITS };
         self.change(|seen| seen & kept | new)
     }
 
@@ -364,7 +375,7 @@ impl PageWord {
                 return Err(Word(seen));
             }
             // WAITERS: for the end of a write-back.
-            let keep = seen & (MARKER | UNEVICTABLE_BITS | WAITERS);
+            let keep = seen & (MARKER | WRITEBACK_BITS | WAITERS);
             let new = next_version(seen, epoch)
                 | u64::from(frame.0) << FRAME_SHIFT
                 | READY
@@ -395,7 +406,7 @@ impl PageWord {
             let version =
                 if seen & STATE == READY { next_version(seen, epoch) } else { seen & VERSION };
             let frame = Word(seen).frame();
-            let keep = seen & (UNEVICTABLE_BITS | WAITERS);
+            let keep = seen & (WRITEBACK_BITS | WAITERS);
             let new = version | u64::from(frame.0) << FRAME_SHIFT | HIDDEN | keep;
             match self.0.compare_exchange_weak(seen, new, Relaxed, Relaxed) {
                 Ok(_) => return Word(seen),
@@ -437,14 +448,14 @@ impl PageWord {
             WritebackEnd::Failed => DIRTY,
         };
         // A thread that finds the write-back ended may let the backend change the page.
-        let change = self.change(|seen| seen & !(WRITEBACK | WAITERS) | set);
+        let change = self.change(|seen| settled(seen & !(WRITEBACK | WAITERS) | set));
         debug_assert!(change.was.is_under_writeback());
         change
     }
 
     /// Clears UNSTABLE, after a sync has covered the page.
     pub(crate) fn clear_unstable(&self) -> Change {
-        self.change(|seen| seen & !UNSTABLE)
+        self.change(|seen| settled(seen & !UNSTABLE))
     }
 
     /// The backend lost bytes that it had acknowledged. A READY or HIDDEN page becomes DIRTY and
@@ -462,7 +473,16 @@ impl PageWord {
 
     /// Clears the write-back bits when the file is torn down.
     pub(crate) fn forget_writeback(&self) -> Change {
-        self.change(|seen| seen & !UNEVICTABLE_BITS)
+        self.change(|seen| seen & !WRITEBACK_BITS)
+    }
+
+    /// Sets UNQUEUED, if the word is still `seen`, which is unevictable (W4). Caller: the evictor,
+    /// under its lock, which takes the page out of its queues.
+    pub(in crate::cache) fn try_unqueue(&self, seen: Word) -> bool {
+        debug_assert!(seen.is_unevictable());
+        // Relaxed: the lock orders the queues. The thread that clears the bit acquires the lock
+        // afterwards.
+        self.0.compare_exchange(seen.0, seen.0 | UNQUEUED, Relaxed, Relaxed).is_ok()
     }
 
     /// Sets WAITERS on a word that is FILLING, HIDDEN or under write-back. Returns the value to
@@ -491,6 +511,11 @@ impl PageWord {
         // is passed only to the kernel, which reads it atomically.
         unsafe { AtomicU32::from_ptr(self.0.as_ptr().cast::<u32>().add(LOW_HALF)) }
     }
+}
+
+/// `word`, which is not UNQUEUED if it is evictable (W4).
+fn settled(word: u64) -> u64 {
+    if word & UNEVICTABLE_BITS == 0 { word & !UNQUEUED } else { word }
 }
 
 /// The version after that of `seen`, without state or frame. Raises the epoch before a wrapped
@@ -586,6 +611,7 @@ mod tests {
         word.hide(&epoch);
         let _ = word.publish(F1, DIRTY);
         assert!(!word.try_evict(word.load(), &epoch));
+        assert!(word.try_unqueue(word.load()));
         let _ = word.try_writeback(word.load()).unwrap();
         let _ = word.try_replace(F2, PublishFlags::default(), &epoch).unwrap();
         assert!(word.load().is_under_writeback(), "a fresh frame");
@@ -593,9 +619,9 @@ mod tests {
         assert!(word.load().is_under_writeback(), "hidden");
         let _ = word.publish(F1, PublishFlags::default());
         assert!(word.load().is_under_writeback(), "published again");
-        let _ = word.end_writeback(WritebackEnd::Unstable);
+        assert!(!word.end_writeback(WritebackEnd::Unstable).must_requeue());
         assert!(word.load().is_unstable() && !word.try_evict(word.load(), &epoch));
-        let _ = word.clear_unstable();
+        assert!(word.clear_unstable().must_requeue(), "it becomes evictable");
         assert!(word.try_evict(word.load(), &epoch));
     }
 
