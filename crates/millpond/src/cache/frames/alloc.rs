@@ -143,12 +143,6 @@ impl Frames {
             free.cold = self.queue_node(group).next.load(Relaxed);
             return Some(self.open_group(free, group, class));
         }
-        if free.fresh.is_empty()
-            && let Some(first) = free.later.take()
-        {
-            free.fresh = first..first + CHUNK_UNITS;
-            free.fresh_is_warm = false;
-        }
         let charge = u64::from(frames) * self.charge(class);
         if !self.try_charge(charge) {
             return None;
@@ -170,7 +164,17 @@ impl Frames {
 
     /// Adds a chunk to the class. `None`: address space or the system's memory is exhausted.
     fn add_chunk(&self, free: &mut FreeList, class: Class) -> Option<()> {
-        let (first, huge) = self.new_chunk(class)?;
+        // Leaves too, if a chunk of them is small compared with the cache: the word of a random
+        // page is rarely in the processor's caches, and without huge pages a page-table walk is
+        // added to that.
+        let huge_limit_bytes_min = match class {
+            Class::INNER | Class::SLAB => u64::MAX,
+            Class::LEAF => HUGE_LEAVES_LIMIT_BYTES_MIN,
+            _ => HUGE_LIMIT_BYTES_MIN,
+        };
+        let huge =
+            self.limit_bytes() >= huge_limit_bytes_min && self.try_charge(self.chunk_charge(class));
+        let first = self.new_chunk(class, huge)?;
         free.fresh = first..first + CHUNK_UNITS;
         free.fresh_is_warm = huge;
         if huge {
@@ -188,21 +192,40 @@ impl Frames {
         if !room || self.limit_bytes() < HUGE_LIMIT_BYTES_MIN {
             return None;
         }
-        let mut free = self.free_frames(class).lock();
-        if free.warm != 0 || free.later.is_some() {
+        let free = self.free_frames(class).lock();
+        if free.warm != 0 || !self.try_charge(self.chunk_charge(class)) {
             return None;
         }
-        let (first, huge) = self.new_chunk(class)?;
-        if huge {
-            return Some(first);
-        }
-        // Another thread used the room. The chunk is used like any other, after the current one.
-        free.later = Some(first);
-        None
+        self.new_chunk(class, true)
     }
 
-    /// Sets up a chunk. Returns its first unit, and whether it is committed as a whole.
-    fn new_chunk(&self, class: Class) -> Option<(u32, bool)> {
+    /// The charge for a chunk that is committed as a whole.
+    fn chunk_charge(&self, class: Class) -> u64 {
+        u64::from(CHUNK_UNITS / class.units()) * self.charge(class)
+    }
+
+    /// Sets up a chunk. Returns its first unit. `huge`: it was charged as a whole. If there is no
+    /// chunk, that is undone.
+    fn new_chunk(&self, class: Class, huge: bool) -> Option<u32> {
+        let first = self.place_chunk(class);
+        if let Some(first) = first {
+            // SAFETY: the chunk lies within the address range.
+            let at = unsafe { self.base.add((first as usize) << UNIT_SHIFT) }.cast();
+            self.huge_chunks[(first / CHUNK_UNITS) as usize].store(huge, Relaxed);
+            // If the system uses huge pages by default, one touched frame would otherwise commit 2
+            // MiB.
+            let advice = if huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+            // SAFETY: our own mapping, and the advice does not change its contents. If the system
+            // has no huge pages, small ones are used.
+            let _ = unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, advice) };
+        } else if huge {
+            self.uncharge(self.chunk_charge(class));
+        }
+        first
+    }
+
+    /// Makes a chunk writable, and gives it to the class. Returns its first unit.
+    fn place_chunk(&self, class: Class) -> Option<u32> {
         let mut next_chunk = self.next_chunk.acquire();
         let chunk = *next_chunk;
         if chunk >= self.units / CHUNK_UNITS {
@@ -230,29 +253,7 @@ impl Frames {
             return None;
         }
         self.free_frames(class).has_chunk.store(true, Relaxed);
-        let whole_charge = u64::from(CHUNK_UNITS / class.units()) * self.charge(class);
-        // Leaves too, if a chunk of them is small compared with the cache: the word of a random
-        // page is rarely in the processor's caches, and without huge pages a page-table walk is
-        // added to that.
-        let huge_limit_bytes_min = match class {
-            Class::INNER | Class::SLAB => u64::MAX,
-            Class::LEAF => HUGE_LEAVES_LIMIT_BYTES_MIN,
-            _ => HUGE_LIMIT_BYTES_MIN,
-        };
-        let huge = self.limit_bytes() >= huge_limit_bytes_min && self.try_charge(whole_charge);
-        if huge {
-            // SAFETY: our own mapping, and the advice does not change its contents. If the system
-            // has no huge pages, small ones are used.
-            let _ = unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxHugepage) };
-            self.huge_chunks[chunk as usize].store(true, Relaxed);
-        } else {
-            // If the system uses huge pages by default, one touched frame would otherwise commit 2
-            // MiB.
-            // SAFETY: as above.
-            let _ =
-                unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
-        }
-        Some((first, huge))
+        Some(first)
     }
 
     /// Whether eviction cannot provide a frame of `class`: the system gave no memory for its first

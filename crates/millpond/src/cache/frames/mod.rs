@@ -196,8 +196,6 @@ pub(in crate::cache) struct FreeList {
     pub(in crate::cache) fresh: std::ops::Range<u32>,
     /// Whether the rest of the newest chunk is committed already.
     pub(in crate::cache) fresh_is_warm: bool,
-    /// The first unit of a chunk that is used after the newest one, and is not committed.
-    pub(in crate::cache) later: Option<u32>,
 }
 
 /// The free frames of one class, under their lock.
@@ -510,8 +508,7 @@ impl Frames {
         let chunks = u64::from(*self.next_chunk.acquire()) - 1;
         let fresh = Class::all().map(|class| {
             let free = self.free_frames(class).lock();
-            let fresh = if free.fresh_is_warm { 0 } else { free.fresh.len() as u64 };
-            fresh + free.later.map_or(0, |_| u64::from(CHUNK_UNITS))
+            if free.fresh_is_warm { 0 } else { free.fresh.len() as u64 }
         });
         (chunks * u64::from(CHUNK_UNITS) - fresh.sum::<u64>()) * size_of::<FrameMeta>() as u64
     }
