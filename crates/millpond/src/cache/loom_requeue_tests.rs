@@ -67,8 +67,7 @@ impl Pond {
 
     /// As `QueuedPage::of`, for node 1.
     fn seen(&self) -> Option<Word> {
-        let seen = self.word.load();
-        (seen.is_ready() && self.queue_node_of(seen.frame()) == FrameIndex(1)).then_some(seen)
+        Some(self.word.load()).filter(|seen| seen.is_ready())
     }
 
     /// The evictor finds the page unevictable.
@@ -127,7 +126,8 @@ impl Pond {
     fn check(&self) {
         let _queues = self.queues.lock().unwrap();
         assert!(!self.word.load().is_unevictable());
-        assert!(self.seen().is_some());
+        let node = self.seen().map(|seen| self.queue_node_of(seen.frame()));
+        assert_eq!(node, Some(FrameIndex(1)));
         assert_eq!(self.metas[1].tags(), MAIN, "an evictable page is in no queue");
     }
 }

@@ -108,6 +108,19 @@ fn a_durable_write_through_leaves_no_page_to_a_sync() {
     assert_eq!(case.engine.shared().cache.queued_bytes(), (0, 0));
 }
 
+/// Goal: a durable write into the cache makes its page evictable without a later sync, and the page is queued again.
+#[test]
+fn a_durable_write_back_queues_its_page_again() {
+    let case = full();
+    let cache = &case.engine.shared().cache;
+    evict_all(&case);
+    assert_eq!(cache.queued_bytes(), (0, BYTES));
+    case.file.write_at_dsync(&[4; PAGE as usize], 0).unwrap();
+    assert_eq!(cache.queued_bytes(), (PAGE, BYTES - PAGE));
+    evict_all(&case);
+    assert_eq!(cache.queued_bytes(), (0, BYTES - PAGE));
+}
+
 /// Goal: pages that are truncated while they are in no queue, or whose file is closed, do not count any
 /// more.
 #[test]

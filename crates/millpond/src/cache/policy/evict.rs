@@ -267,7 +267,9 @@ impl Queues {
         }
         let go = if victim.is_some() {
             EvictPass::Evicted
-        } else if scanned.all.iter().any(|&scanned| scanned >= SCAN_MAX) {
+        } else if scanned.first_used.is_some() || scanned.all.iter().any(|&all| all >= SCAN_MAX) {
+            // `first_used` was pinned or changed since it was scanned, and other queues were not
+            // scanned for its sake.
             EvictPass::More
         } else {
             EvictPass::Nothing
@@ -387,14 +389,16 @@ impl Queues {
         let Some(QueuedPage { core, leaf, page, word, seen }) = QueuedPage::of(frames, node) else {
             return Decision::Busy;
         };
-        if frames.meta(seen.frame()).pins.is_pinned() {
+        // A page under write-back is pinned, too. Of a page that stays in its queue, the tags stay.
+        let stays = match seen.is_unevictable() {
+            true => !word.try_unqueue(seen),
+            false => frames.meta(seen.frame()).pins.is_pinned(),
+        };
+        if stays {
             return Decision::Busy;
         }
         let referenced = seen.is_referenced();
         let prefetched = count_prefetched(&mut self.readahead, meta, referenced);
-        if seen.is_unevictable() && !word.try_unqueue(seen) {
-            return Decision::Busy;
-        }
         if referenced && !force {
             word.take_referenced();
             // The first reads of a page that read-ahead filled too early for the window queue.

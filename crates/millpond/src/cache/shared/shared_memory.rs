@@ -26,7 +26,7 @@ use crate::units::{CHUNK_BYTES, CHUNK_UNITS, UNIT_BYTES};
 
 /// "MPSHARED", and the version of the layout: of the header, of cores, nodes and page words.
 const SHARED_MAGIC: u64 = u64::from_le_bytes(*b"MPSHARED");
-const SHARED_VERSION: u64 = 1;
+const SHARED_VERSION: u64 = 2;
 
 /// The facts for clients. In unit 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
