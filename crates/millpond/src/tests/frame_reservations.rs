@@ -46,3 +46,28 @@ fn pages_filled_at_random_lie_in_a_row() {
     assert!(after.memory_bytes <= engine.cache_bytes());
     assert_eq!(after.fills, PAGES + 16 + 12 * 512);
 }
+
+/// Incident: after the limit was lowered and raised, each leaf of which one page was read took a chunk that nothing had
+/// used, though the class had free groups.
+///
+/// Goal: an engine whose limit changes uses the same address space again.
+#[test]
+fn a_limit_that_changes_uses_no_further_chunks() {
+    const LIMIT_BYTES: u64 = 64 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().cache_bytes(LIMIT_BYTES).build().unwrap();
+    let path = dir.path().join("sparse");
+    std::fs::File::create(&path).unwrap().set_len(256 * 512 * PAGE).unwrap();
+    let file = engine.open(&path, &OpenOptions::new().read(true)).unwrap();
+    file.advise(0, 0, Advice::Random).unwrap();
+    let mut used = Vec::new();
+    for round in 0..4 {
+        for leaf in (0..64).map(|leaf| round * 64 + leaf) {
+            file.read_at(&mut [0; 8], leaf * 512 * PAGE).unwrap();
+        }
+        used.push(engine.shared().cache.frames.metas_committed_bytes());
+        engine.set_cache_bytes(1 << 20).unwrap();
+        engine.set_cache_bytes(LIMIT_BYTES).unwrap();
+    }
+    assert!(used[1..].iter().all(|&bytes| bytes <= used[0] + used[0] / 4), "{used:?}");
+}

@@ -193,7 +193,9 @@ impl Frames {
             return None;
         }
         let free = self.free_frames(class).lock();
-        if free.warm != 0 || !self.try_charge(self.chunk_charge(class)) {
+        // After a limit was lowered and raised, chunks have cold groups, and there are as many chunks as fit.
+        let has_free = free.warm != 0 || free.cold != 0;
+        if has_free || !self.try_charge(self.chunk_charge(class)) {
             return None;
         }
         self.new_chunk(class, true)
