@@ -1,6 +1,6 @@
 //! Adjacent frames for pages that are filled in random order.
 
-use crate::{Advice, Engine, OpenOptions};
+use crate::{Advice, Engine, OpenOptions, WriteMode};
 
 const PAGE: u64 = 4096;
 
@@ -70,4 +70,24 @@ fn a_limit_that_changes_uses_no_further_chunks() {
         engine.set_cache_bytes(LIMIT_BYTES).unwrap();
     }
     assert!(used[1..].iter().all(|&bytes| bytes <= used[0] + used[0] / 4), "{used:?}");
+}
+
+/// Goal: a long write orders its frames itself. Method: pages are dropped from the cache one by one, in ascending order.
+#[test]
+fn a_long_write_sorts_its_frames() {
+    const LEN: u64 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().cache_bytes(64 << 20).build().unwrap();
+    let options = OpenOptions::new().create(true).read(true).write(true);
+    let file = engine.open(dir.path().join("file"), &options.write_mode(WriteMode::Back)).unwrap();
+    file.write_all_at(&vec![1; LEN as usize], 0).unwrap();
+    file.sync_all().unwrap();
+    for page in 0..LEN / PAGE {
+        file.advise(page * PAGE, PAGE, Advice::DontNeed).unwrap();
+    }
+    file.write_all_at(&vec![2; LEN as usize], 0).unwrap();
+    let address = |page: u64| file.view(page * PAGE, 1).unwrap().as_ptr() as u64;
+    let follows = |page: &u64| address(*page) == address(*page - 1) + PAGE;
+    let parts = LEN / PAGE - (1..LEN / PAGE).filter(follows).count() as u64;
+    assert!(parts <= 4, "in {parts} parts");
 }
