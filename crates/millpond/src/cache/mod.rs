@@ -76,6 +76,8 @@ const EXTRA_PASSES: u64 = 8;
 const REQUEUED_TOGETHER: usize = INSERT_BATCH_MAX;
 /// Eviction batches for one frame while the system provides no memory. Untuned.
 const TRIES_SHORT_MAX: u32 = 16;
+/// Frames of a closed file that are freed together: 1 MiB of small pages. Untuned.
+const FREED_TOGETHER: usize = 256;
 /// The part of the limit that tables of range locks may use, which leaves nearly all of it to
 /// pages.
 const LOCKS_PART: u64 = 16;
@@ -414,6 +416,8 @@ impl Cache {
     pub(crate) fn tear_down(&self, core: &FileCore) {
         let class = core.page_class();
         let (first, last) = (PageIndex::FIRST, PageIndex::LAST);
+        // Many at a time: adjacent frames leave the free list in ascending order then (magazine.MG4).
+        let mut freed: SmallVec<[FrameIndex; FREED_TOGETHER]> = SmallVec::new();
         core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
             // evict.E1: out of the queues before the core is freed. Only the evictor can still
             // access a READY page of this file, and it works under the lock.
@@ -426,9 +430,14 @@ impl Cache {
                 held.vacated();
                 queues.remove(&self.frames, seen.frame(), used);
                 drop(queues);
-                self.frames.release(seen.frame(), class);
+                freed.push(seen.frame());
+                if freed.len() == FREED_TOGETHER {
+                    self.frames.release_many(&mut freed, class);
+                    freed.clear();
+                }
             }
         });
+        self.frames.release_many(&mut freed, class);
         // An evictor that has just emptied a page of this file may still be leaving its table. It
         // holds the lock throughout, and a later evictor finds no frame of this file.
         drop(self.queues());

@@ -72,6 +72,35 @@ fn a_limit_that_changes_uses_no_further_chunks() {
     assert!(used[1..].iter().all(|&bytes| bytes <= used[0] + used[0] / 4), "{used:?}");
 }
 
+/// Goal: the pages of writes have adjacent frames, so that their write-back has few segments. Method: the frames are those
+/// of a closed file. Incident: they were on the free list in the reverse order of its pages.
+#[test]
+fn written_pages_lie_in_a_row() {
+    const LEN: u64 = 8 << 20;
+    const LONG: u64 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    for write_len in [LONG, PAGE] {
+        let engine = Engine::builder().cache_bytes(64 << 20).build().unwrap();
+        let options = OpenOptions::new().create(true).read(true).write(true);
+        let options = options.write_mode(WriteMode::Back);
+        let written = |name: &str, write_len: u64| {
+            let file = engine.open(dir.path().join(name), &options).unwrap();
+            for write in 0..LEN / write_len {
+                file.write_all_at(&vec![1; write_len as usize], write * write_len).unwrap();
+            }
+            file
+        };
+        drop(written("closed", LONG));
+        let file = written("open", write_len);
+        let address = |page: u64| file.view(page * PAGE, 1).unwrap().as_ptr() as u64;
+        let pages = LEN / PAGE;
+        let follows = |page: &u64| address(*page) == address(*page - 1) + PAGE;
+        let parts = pages - (1..pages).filter(follows).count() as u64;
+        // The thread's magazine may have a few frames of another place.
+        assert!(parts <= 4 * LEN / LONG, "{pages} pages in {parts} parts");
+    }
+}
+
 /// Goal: a long write orders its frames itself. Method: pages are dropped from the cache one by one, in ascending order.
 #[test]
 fn a_long_write_sorts_its_frames() {
