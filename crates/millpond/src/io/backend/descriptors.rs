@@ -394,8 +394,11 @@ impl Descriptors {
     pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
         let bad = || io::Error::from_raw_os_error(libc::EBADF);
         let fd = self.write.get().or(self.read.get()).ok_or_else(bad)?;
-        self.check(fd)?;
-        let covered = self.durable_length.begin_sync(|| self.len())?;
+        let covered = self.durable_length.begin_sync(|| {
+            let len = self.checked_stat(fd)?.st_size as u64;
+            self.durable_length.observe(len);
+            Ok(len)
+        })?;
         let sync = || if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
         self.kernel_copy.sync(fd.as_fd(), || retry_interrupted(sync))?;
         self.durable_length.end_sync(covered);
@@ -447,11 +450,16 @@ impl Descriptors {
 
     /// EBADF unless `fd` is the file.
     fn check(&self, fd: impl AsFd) -> io::Result<()> {
+        self.checked_stat(fd).map(drop)
+    }
+
+    /// EBADF unless `fd` is the file.
+    fn checked_stat(&self, fd: impl AsFd) -> io::Result<rustix::fs::Stat> {
         let stat = rustix::fs::fstat(fd)?;
         if FileId::of(&stat) != self.id {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         }
-        Ok(())
+        Ok(stat)
     }
 }
 
