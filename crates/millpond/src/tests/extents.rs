@@ -115,3 +115,28 @@ fn reserving_takes_the_range_or_the_end() {
         }
     });
 }
+
+/// Goal: the write-back of several extents beyond the end makes the back end's file as long as they are, and no shorter.
+/// Method: a file with direct backing, longer and shorter than the end that is asked for.
+#[test]
+fn a_file_is_made_to_reach_an_end() {
+    use crate::inode::space;
+    use crate::{Backing, WriteMode};
+    // Beside the program: the file systems for temporary files may have no direct I/O.
+    let exe = std::env::current_exe().unwrap();
+    let dir = tempfile::tempdir_in(exe.parent().unwrap()).unwrap();
+    let engine = Engine::builder().build().unwrap();
+    let options = OpenOptions::new().read(true).write(true).create(true);
+    let options = options.write_mode(WriteMode::Back);
+    let len_of = |backing: Backing, ends: [u64; 2]| {
+        let path = dir.path().join(format!("{backing:?}"));
+        let file = engine.open(&path, &options.clone().backing(backing)).ok()?;
+        ends.into_iter().for_each(|end| space::reach(file.cached(), end));
+        Some(std::fs::metadata(&path).unwrap().len())
+    };
+    assert_eq!(len_of(Backing::Buffered, [2 * PAGE, PAGE]), Some(0), "its writes move the end");
+    match len_of(Backing::Direct, [2 * PAGE, PAGE]) {
+        None => crate::skip::skip(format_args!("no direct I/O here")),
+        Some(len) => assert_eq!(len, 2 * PAGE),
+    }
+}

@@ -521,6 +521,10 @@ fn transfer(
             batch.push(transfer);
         }
     }
+    if batch.len() > 1 {
+        let bodies = runs.iter().filter(|run| run.body_end > run.start);
+        space::reach(file, bodies.map(|run| run.body_end).max().expect("several"));
+    }
     file.carry_out(&mut batch);
     let mut done = batch.into_iter();
     for run in runs.iter_mut().filter(|run| run.body_end > run.start) {

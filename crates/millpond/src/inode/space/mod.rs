@@ -263,6 +263,22 @@ fn lengthen(file: &CachedFile, len: u64) -> io::Result<()> {
     }
 }
 
+/// Makes the back end's file reach `end` before several transfers of a write-back that end there, and never makes it
+/// shorter. ext4 has one direct write at a time in flight that moves the end. After a power cut, bytes before
+/// `end` may be zeros, as after transfers that end in another order than they began. Caller: has claimed the page before
+/// `end`, which is not beyond the size (state.WB5).
+pub(crate) fn reach(file: &CachedFile, end: u64) {
+    // Without a description of our own for direct writes, the transfers are in flight one at a time anyhow. Of untorn
+    // blocks each write moves the end by itself.
+    if !file.backing.has_second_description() || file.untorn.is_some() {
+        return;
+    }
+    if file.backing.len().is_ok_and(|len| len < end) {
+        // If it fails, the transfers move the end.
+        let _ = allocate(file, end - 1, 1, false);
+    }
+}
+
 /// Makes `len` bytes at `offset` zero below the cache (SP1).
 pub(crate) fn zero(file: &CachedFile, offset: u64, len: u64, keep_space: bool) -> io::Result<()> {
     let outcome = file.backing.zero(offset, len, keep_space);

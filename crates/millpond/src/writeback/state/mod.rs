@@ -21,7 +21,8 @@
 //! - **WB2**, **dirty.DS3**: [`dirty`]. **generations.G1** to **generations.G8**: [`generations`].
 //! - **WB4** A thread that has claimed pages and not yet submitted them does not wait for any page.
 //! - **WB5** The size is read after the pages are claimed. A truncation first hides the pages, and
-//!   then waits for write-backs. So the backend's file is never longer than the size.
+//!   then waits for write-backs. So the backend's file is never longer than the size. Several
+//!   direct transfers beyond its end are preceded by a change of its length (`space::reach`).
 //!
 //! *Tail.* Direct I/O ends with the last whole block below the size. The remaining bytes follow in
 //! one transfer of the exact length, which the backend makes through the kernel's page cache.
