@@ -47,12 +47,14 @@ fn bad_arguments_are_refused() {
     assert_fails(&run(&[]), 2, "PROGRAM");
     assert_fails(&run(&["--"]), 2, "PROGRAM");
     assert_fails(&run(&["--cache", "lots", "--", "true"]), 2, "--cache");
-    assert_fails(&run(&["--cache", "4k", "--", "true"]), 2, "at least 12k");
     assert_fails(&run(&["--path", "/no/such", "--", "true"]), 2, "/no/such");
     assert_fails(&run(&["--path", "/dev/null", "--", "true"]), 2, "not a directory");
     assert_fails(&run(&["--backing", "tape", "--", "true"]), 2, "mapped, buffered, direct");
     assert_fails(&run(&["--mode", "late", "--", "true"]), 2, "through, back");
-    assert_fails(&run(&["--mode", "back", "--cache", "64k", "--", "true"]), 2, "at least 256k");
+    let least =
+        "invalid value '255k' for '--cache <SIZE>': 261120 bytes are too few: at least 256k";
+    assert_fails(&run(&["--cache", "255k", "--", "true"]), 2, least);
+    assert_fails(&run(&["--mode", "back", "--cache", "255k", "--", "true"]), 2, least);
     for (options, message) in [
         (&["--backing", "buffered"][..], "--backing buffered needs --mode back"),
         (&["--backing", "direct"], "--backing direct needs --mode back"),

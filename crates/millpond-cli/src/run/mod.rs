@@ -118,15 +118,14 @@ enum Mode {
 }
 
 const QUIET: &str = "MILLPOND_QUIET";
-/// The minimum in mode back, where the keeper's tables are added; see `millpond::EngineBuilder::keeper`.
-const CACHE_BYTES_MIN_BACK: u64 = 256 << 10;
-/// A smaller cache holds no page and no tables; see `millpond::EngineBuilder::cache_bytes`.
-const CACHE_BYTES_MIN: u64 = 12 << 10;
+/// The least of an engine with a keeper, whose tables are part of the cache; see `millpond::EngineBuilder::keeper`. Only mode
+/// back has a cache, and its engine has a keeper.
+const CACHE_BYTES_MIN: u64 = 256 << 10;
 
 fn parse_cache_bytes(text: &str) -> std::result::Result<u64, String> {
     let bytes = parse_size(text)?;
     if bytes < CACHE_BYTES_MIN {
-        return Err(format!("{bytes} bytes are too few: at least 12k"));
+        return Err(format!("{bytes} bytes are too few: at least 256k"));
     }
     Ok(bytes)
 }
@@ -141,9 +140,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let [name, arguments @ ..] = args.program.as_slice() else {
         return Err(Failure::new(REFUSED, "no program given"));
     };
-    if args.mode == Mode::Back && args.cache.is_some_and(|bytes| bytes < CACHE_BYTES_MIN_BACK) {
-        return Err(Failure::new(REFUSED, "--mode back needs a cache of at least 256k"));
-    }
     check_backing(args)?;
     let served = served_directories(&args.paths)?;
     let path = program::find(name)?;
@@ -274,10 +270,10 @@ mod tests {
 
     #[test]
     fn sizes_are_binary() {
-        assert_eq!(parse_cache_bytes("64k"), Ok(64 << 10));
+        assert_eq!(parse_cache_bytes("256k"), Ok(256 << 10));
         assert_eq!(parse_cache_bytes("1GiB"), Ok(1 << 30));
-        assert_eq!(parse_cache_bytes("20000"), Ok(20_000));
-        assert!(parse_cache_bytes("4k").is_err());
+        assert_eq!(parse_cache_bytes("2000000"), Ok(2_000_000));
+        assert!(parse_cache_bytes("255k").is_err());
         assert!(parse_cache_bytes("lots").is_err());
     }
 
