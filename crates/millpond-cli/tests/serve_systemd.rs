@@ -40,7 +40,7 @@ fn the_units_are_valid() {
         .output()
         .unwrap();
     assert!(installed.status.success(), "{installed:?}");
-    let units = prefix.path().join("lib/systemd/user");
+    let units = prefix.path().join("share/systemd/user");
     let checked = Command::new("systemd-analyze")
         .args(["verify", "--user", "--man=no"])
         .args(["service", "socket"].map(|kind| units.join(format!("millpond-serve.{kind}"))))
