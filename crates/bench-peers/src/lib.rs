@@ -1,4 +1,4 @@
-//! The parts of `millpond-bench` and `millpond demo` that need unsafe code, behind safe functions: both programs forbid
+//! The parts of `millpond-bench` and of the command that need unsafe code, behind safe functions: both programs forbid
 //! unsafe code.
 //!
 //! - [`Arena`]: the upper bound for cached reads, a `memcpy` from plain memory.
@@ -8,10 +8,12 @@
 //! - [`Counting`]: an allocator that counts allocations.
 //! - [`Usage`]: processor time and context switches of this process, or of a thread.
 //! - [`processor_name`], [`file_system_name`]: the machine, for the heading of results.
+//! - [`send_signal`], [`end_by_signal`]: signals by number, for `millpond run`.
 
 mod allocations;
 mod host;
 mod nops;
+mod signals;
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -25,6 +27,7 @@ pub use allocations::{Counting, allocations};
 pub use host::{file_system_name, processor_name, value_of};
 pub use nops::Nops;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+pub use signals::{end_by_signal, send_signal};
 
 mod aio;
 #[cfg(test)]

@@ -10,7 +10,7 @@ mod skip;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Output};
+use std::process::{Command, ExitStatus, Output};
 
 use executable::executable;
 
@@ -74,24 +74,67 @@ fn the_programs_end_is_ours() {
         assert_eq!(run(&["sh", "-c", "exit 7"]).status.code(), Some(7));
         assert_eq!(run(&["sh", "-c", "kill -TERM $$"]).status.signal(), Some(15));
         assert_eq!(run(&["sh", "-c", "kill -KILL $$"]).status.signal(), Some(9));
+        assert_eq!(run(&["sh", "-c", "kill -40 $$"]).status.signal(), Some(40));
         assert_eq!(run(&["/no/such/program"]).status.code(), Some(127));
     }
 }
 
-/// In mode back the program is a child: signals to `millpond run` reach it.
+/// Starts `millpond run` on a shell that exits with status 9 after any of `signals`. Sends it `sent`, one after the other;
+/// returns its end.
+fn sent_to_run(options: &[&str], signals: &[&str], sent: &[&str]) -> ExitStatus {
+    let script =
+        format!("trap 'exit 9' {}; echo ready; while :; do sleep 0.01; done", signals.join(" "));
+    // A test in the background of a shell has been started to ignore SIGINT and SIGQUIT.
+    let mut command = Command::new("env");
+    command.args(["--default-signal", env!("CARGO_BIN_EXE_millpond"), "run"]).args(options);
+    command.args(["--", "sh", "-c", &script]);
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    for signal in sent {
+        let arguments = [format!("-{signal}"), child.id().to_string()];
+        assert!(Command::new("kill").args(arguments).status().unwrap().success());
+    }
+    child.wait().unwrap()
+}
+
+/// With a keeper or a report the program is a child: signals to `millpond run` reach it.
+/// Incident: a real-time signal ended the keeper.
 #[test]
 fn signals_are_handed_on() {
-    for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10)] {
-        let script = format!("trap 'exit 9' {name}; echo ready; while :; do sleep 0.01; done");
-        let mut command = millpond();
-        command.args(["run", "--mode", "back", "--", "sh", "-c", &script]);
-        let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
-        let mut ready = [0; 6];
-        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
-        let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
-        let signal = rustix::process::Signal::from_named_raw(number).unwrap();
-        rustix::process::kill_process(pid, signal).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(9), "{name}");
+    for number in [1, 2, 3, 10, 12, 14, 15, 16, 26, 27, 29, 30, 34, 50, 64] {
+        let number = number.to_string();
+        let end = sent_to_run(&["--mode", "back"], &[&number], &[&number]);
+        assert_eq!(end.code(), Some(9), "{number}");
+    }
+    let end = sent_to_run(&["--stats", "--report", "/dev/null"], &["40"], &["40"]);
+    assert_eq!(end.code(), Some(9));
+}
+
+/// Goal: a signal about the writes or the processor time of `millpond run` is not the program's, and ends neither.
+#[test]
+fn signals_about_the_keeper_are_not_handed_on() {
+    for number in ["13", "24", "25"] {
+        let end = sent_to_run(&["--mode", "back"], &["15"], &[number, "15"]);
+        assert_eq!(end.code(), Some(9), "{number}");
+    }
+}
+
+/// Goal: the program ignores the signals that `millpond run` was started to ignore, as of `nohup`, in each mode.
+#[test]
+fn ignored_signals_stay_ignored() {
+    for mode in ["through", "back"] {
+        let ignored = "trap '' HUP USR1 40; exec \"$0\" run --mode \"$1\" -- \
+                       grep SigIgn /proc/self/status";
+        let mut command = Command::new("sh");
+        command.args(["-c", ignored, env!("CARGO_BIN_EXE_millpond"), mode]);
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stdout.clone()).unwrap();
+        let mask = said.strip_prefix("SigIgn:").unwrap_or_else(|| panic!("{output:?}"));
+        let mask = u64::from_str_radix(mask.trim(), 16).unwrap();
+        for number in [1, 10, 40] {
+            assert!(mask & 1 << (number - 1) != 0, "{mode}: {number}: {said}");
+        }
     }
 }
 

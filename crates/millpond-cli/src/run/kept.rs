@@ -9,21 +9,26 @@
 //! The engines in the program and in its descendants find the keeper by an address in their environment. When
 //! such a process dies, from any cause, the keeper writes its dirty pages to the files. All of them are written
 //! when `millpond run` has returned. So this process must not die first: it handles the signals that end
-//! processes and forwards them. It does not forward a signal of the terminal, which the program gets directly.
+//! processes and forwards them. It does not forward a signal of the terminal, which the program gets directly. Signals of
+//! faults (such as SIGSEGV and SIGABRT) and of job control (such as SIGTSTP) keep their action.
 //!
 //! This process ends with the exit status of the program, or by the same signal.
 
+use std::fs;
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use millpond::keeper::{Address, Report, Server, Stopper};
-use rustix::process::{Pid, Resource, Rlimit, Signal};
+use millpond_bench_peers::{end_by_signal, send_signal};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, pidfd_open};
 use signal_hook::consts::{
-    SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH,
-    SIGXFSZ,
+    SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
+    SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ,
 };
 use signal_hook::iterator::Signals;
 
@@ -36,9 +41,15 @@ pub const MODE: &str = "MILLPOND_MODE";
 
 /// Signals that a terminal also sends to the program.
 const OF_TERMINALS: [i32; 4] = [SIGINT, SIGQUIT, SIGHUP, SIGWINCH];
-const HANDED_ON: [i32; 5] = [SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT];
-/// Signals that concern the writing process: the keeper gets an error instead.
-const TAKEN: [i32; 2] = [SIGPIPE, SIGXFSZ];
+const HANDED_ON: [i32; 10] =
+    [SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR, SIGSTKFLT, SIGCONT];
+const SIGSTKFLT: i32 = 16;
+const SIGPWR: i32 = 30;
+/// Real-time signals, all of which are forwarded. glibc has the two numbers below for itself.
+const REAL_TIME: RangeInclusive<i32> = 34..=64;
+/// Signals about this process's own writes and processor time, which the program gets about its own. The keeper gets an
+/// error instead, or goes on.
+const TAKEN: [i32; 3] = [SIGPIPE, SIGXFSZ, SIGXCPU];
 
 /// Number of files, pages and bytes that the keeper wrote for processes that died.
 #[derive(Debug, Default)]
@@ -108,8 +119,7 @@ impl Keeper {
 
 /// Runs the program to its end, with a keeper if `keeps`. `Err` inside: the program could not be started.
 pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Result<ExitStatus>> {
-    let all = [&OF_TERMINALS[..], &HANDED_ON, &TAKEN].concat();
-    let signals = Signals::new(all).context("taking signals")?;
+    let signals = take_signals().context("taking signals")?;
     let keeper = keeps.then(|| Keeper::start(command)).transpose()?;
     let mut program = match command.spawn() {
         Ok(program) => program,
@@ -122,8 +132,10 @@ pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Res
         // The keeper holds a descriptor of each dirty file. The program already has its own limit.
         descriptors::use_all();
     }
-    if let Some(pid) = Pid::from_raw(program.id() as i32) {
-        thread::spawn(move || hand_on(signals, pid));
+    // A pidfd, as the process id may be another process's once the program has been waited for.
+    let process = pidfd_open(Pid::from_child(&program), PidfdFlags::empty());
+    if let Ok(process) = process {
+        thread::spawn(move || hand_on(signals, &process));
     }
     let status = program.wait().context("waiting for the program")?;
     if let Some(keeper) = keeper {
@@ -132,17 +144,33 @@ pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Res
     Ok(Ok(status))
 }
 
+/// Handles all signals that may come from elsewhere and end this process, but those that it was started to ignore, such as SIGHUP
+/// of `nohup`: the program inherits that they are ignored, and not that they are handled.
+fn take_signals() -> io::Result<Signals> {
+    let ignored = ignored_signals();
+    let named = [&OF_TERMINALS[..], &HANDED_ON, &TAKEN].concat();
+    let all = named.into_iter().chain(REAL_TIME);
+    Signals::new(all.filter(|number| ignored & 1 << (number - 1) == 0))
+}
+
+/// The signals that this process ignores: bit 0 is signal 1.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
 /// Forwards signals to the program until it ends.
-fn hand_on(mut signals: Signals, program: Pid) {
+fn hand_on(mut signals: Signals, program: &OwnedFd) {
     for number in signals.forever() {
         let is_the_programs = if OF_TERMINALS.contains(&number) {
             !is_in_foreground()
         } else {
-            HANDED_ON.contains(&number)
+            HANDED_ON.contains(&number) || REAL_TIME.contains(&number)
         };
-        if let Some(signal) = Signal::from_named_raw(number).filter(|_| is_the_programs) {
+        if is_the_programs {
             // Ignored: the program may have ended.
-            let _ = rustix::process::kill_process(program, signal);
+            let _ = send_signal(program.as_fd(), number);
         }
     }
 }
@@ -161,7 +189,7 @@ pub fn end_as(status: ExitStatus) -> ExitCode {
             Resource::Core,
             Rlimit { current: Some(0), ..rustix::process::getrlimit(Resource::Core) },
         );
-        let _ = signal_hook::low_level::emulate_default_handler(number);
+        end_by_signal(number);
         // A signal that does not end processes by default.
         return ExitCode::from(128 + number as u8);
     }
