@@ -149,6 +149,57 @@ fn told_however_the_program_ends() {
     }
 }
 
+/// Goal: a report does not change when mode through maps a file: the counts are those of the run without the report.
+/// Incident: with a report a file was mapped by its first read, and without one by its 64th.
+#[test]
+fn a_report_has_the_counts_of_a_run_without() {
+    // Reads of each descriptor; expected hits. A descriptor is looked at by its 64th read, with --eager by its first one.
+    for (eager, reads, hits) in [
+        (false, &[3, 0][..], 0),
+        (false, &[63, 1], 0),
+        (false, &[100, 0], 36),
+        (false, &[100, 3], 36),
+        (false, &[100, 100], 36 + 37),
+        (true, &[3, 3], 2 + 3),
+    ] {
+        let place = Place::new();
+        let (first, second) = (reads[0], reads[1]);
+        // The last page of a file is the kernel's.
+        let script = format!(
+            "one, two = os.open('f', 0), os.open('f', 0)\n\
+             for fd, times in (one, {first}), (two, {second}):\n\
+             \x20   for i in range(times): assert len(os.pread(fd, 4096, i % 3 * 4096)) == 4096"
+        );
+        let options = [&["--mode", "through"][..], if eager { &["--eager"] } else { &[] }].concat();
+        let (output, told) = place.told(&options, &script);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let row = row(&told, &place.path("f"));
+        assert_eq!(row["hits"], hits, "{reads:?}: {row}");
+        assert_eq!(row["adoptions"], u64::from(hits > 0), "{reads:?}: {row}");
+        assert_eq!(row["kernel"].as_str(), (hits == 0).then_some("once"), "{reads:?}: {row}");
+        assert_eq!(row["opens"], if second > 0 { 2 } else { 1 }, "{reads:?}: {row}");
+        let bytes =
+            serde_json::json!({"served": hits * 4096, "kernel": (first + second - hits) * 4096});
+        assert_eq!(row["read"], bytes, "{reads:?}: {row}");
+
+        let line = stderr(&place.command(&options, &script).output().unwrap());
+        let served = format!("served {} files, {} bytes;", u64::from(hits > 0), hits * 4096);
+        assert!(line.contains(&served), "{reads:?}: {line}");
+    }
+}
+
+/// Goal: the same for a file that is only written, by a program with one thread.
+#[test]
+fn writes_in_mode_through_are_told_of() {
+    let place = Place::new();
+    let script = "fd = os.open('new', os.O_CREAT | os.O_WRONLY)\nfor i in range(3): os.write(fd, b'x' * 1000)";
+    let (output, told) = place.told(&["--mode", "through"], script);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let row = row(&told, &place.path("new"));
+    assert_eq!(row["written"], serde_json::json!({"served": 0, "kernel": 3000}), "{row}");
+    assert_eq!((&row["kernel"], &row["opens"]), (&"once".into(), &1.into()), "{row}");
+}
+
 /// Goal: children of fork, and the programs that they exec, have their own rows, also when they are killed.
 #[test]
 fn children_are_told_of() {

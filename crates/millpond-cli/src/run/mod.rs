@@ -83,7 +83,7 @@ pub struct Args {
     /// Report the totals of all files when the program has exited or was killed
     ///
     /// `millpond run` then stays as the program's parent, also in mode through. Read hits are counted,
-    /// which adds some nanoseconds to each. Mode through maps files from their first read on, as with --eager.
+    /// which adds some nanoseconds to each.
     #[arg(long)]
     stats: bool,
 

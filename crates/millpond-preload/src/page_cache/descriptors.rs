@@ -18,7 +18,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
-use crate::files::identity;
+use crate::files::identity::{self, Identity};
 use crate::page_cache::inodes::{self, Entry, Mapped};
 use crate::report::accounts::{self, Row};
 use crate::report::counts;
@@ -48,6 +48,8 @@ pub const IS_UNMAPPED: u32 = 8;
 pub const CLOSES: u32 = 16;
 /// `IS_UNMAPPED` was decided.
 pub const IS_ASKED: u32 = 32;
+/// Its row in the report was looked for; only with a report.
+const IS_IN_REPORT: u32 = 64;
 
 /// An offset's word (see `position`) that says that the description may be another process's too. A child of fork finds
 /// it in its zeroed table.
@@ -139,7 +141,7 @@ impl Number {
 
     /// Whether no read is beside a change by this thread (P1).
     pub fn changes_alone(&self) -> bool {
-        kind(self.state()) == OPENED && libc_calls::is_single_threaded() && !accounts::is_kept()
+        kind(self.state()) == OPENED && libc_calls::is_single_threaded()
     }
 
     pub fn row(&self) -> Option<&'static Row> {
@@ -173,7 +175,7 @@ pub fn initialise() {
     const WIPE_ON_FORK: usize = 18;
     // SAFETY: advice about a static of the library's, page-aligned and a whole number of pages long.
     unsafe { sys!(libc::SYS_madvise, &raw const TABLE, size_of::<NumberTable>(), WIPE_ON_FORK) };
-    IS_EAGER.store(config::is_eager_mapped() || accounts::is_kept(), Relaxed);
+    IS_EAGER.store(config::is_eager_mapped(), Relaxed);
     IS_ON.store(true, Relaxed);
 }
 
@@ -197,6 +199,7 @@ pub fn note_open(fd: RawFd, flags: i32) {
     number.flags.store(if flags & libc::O_CLOEXEC != 0 { CLOSES } else { 0 }, Relaxed);
     number.offset.store(UNKNOWN, Relaxed);
     number.reads.store(0, Relaxed);
+    number.row.store(std::ptr::null_mut(), Relaxed);
     let state = number.state.load(Relaxed);
     let is_other = flags & (libc::O_PATH | libc::O_DIRECTORY) != 0;
     let kind = if is_other && flags & libc::O_TMPFILE != libc::O_TMPFILE { KERNEL } else { OPENED };
@@ -242,7 +245,6 @@ fn forget_file(fd: RawFd, number: &'static Number) {
         if kind(state) == FILE
             && let Some(entry) = number.entry()
         {
-            number.row.store(std::ptr::null_mut(), Relaxed);
             inodes.release(entry, fd);
         }
     });
@@ -290,6 +292,7 @@ pub fn identify(fd: RawFd, number: &'static Number) -> u64 {
         number.flags.store(0, Relaxed);
         number.offset.store(SHARED, Relaxed);
         number.reads.store(0, Relaxed);
+        number.row.store(std::ptr::null_mut(), Relaxed);
     }
     number.entry.store(std::ptr::from_ref(entry).cast_mut(), Relaxed);
     if flags & libc::O_APPEND != 0 {
@@ -298,15 +301,7 @@ pub fn identify(fd: RawFd, number: &'static Number) -> u64 {
     if flags & libc::O_DIRECT != 0 || flags & libc::O_ACCMODE == libc::O_WRONLY {
         number.set(IS_UNMAPPED | IS_ASKED);
     }
-    if accounts::is_kept() {
-        let path = &mut [0; libc::PATH_MAX as usize];
-        let path = link::path_of(fd, path);
-        if !path.is_empty() && config::is_served_path(path) {
-            let row =
-                accounts::open(identity.id, path).map_or(std::ptr::null(), std::ptr::from_ref);
-            number.row.store(row.cast_mut(), Relaxed);
-        }
-    }
+    add_to_report(fd, number, &identity);
     let next = state & !KIND | FILE;
     // AcqRel: pairs with the Acquire in `state`.
     if number.state.compare_exchange(state, next, AcqRel, Relaxed).is_err() {
@@ -315,6 +310,37 @@ pub fn identify(fd: RawFd, number: &'static Number) -> u64 {
         return kind(number.state());
     }
     FILE
+}
+
+/// Gives the number a row in the report, if there is one. In a section.
+///
+/// A report changes neither when a number is identified nor when its file is mapped: so a number gets its row by its first read
+/// or write, in any state.
+fn add_to_report(fd: RawFd, number: &Number, identity: &Identity) {
+    if !accounts::is_kept() || number.has(IS_IN_REPORT) {
+        return;
+    }
+    number.set(IS_IN_REPORT);
+    let path = &mut [0; libc::PATH_MAX as usize];
+    let path = link::path_of(fd, path);
+    if identity.is_regular && !path.is_empty() && config::is_served_path(path) {
+        let row = accounts::open(identity.id, path).map_or(std::ptr::null(), std::ptr::from_ref);
+        number.row.store(row.cast_mut(), Relaxed);
+    }
+}
+
+/// The row of a number that may be OPENED, with a report.
+#[cold]
+#[inline(never)]
+pub fn find_row(fd: RawFd, number: &Number) -> Option<&'static Row> {
+    if !number.has(IS_IN_REPORT) {
+        section::run(|_| {
+            if let Some(identity) = identity::identify(fd) {
+                add_to_report(fd, number, &identity);
+            }
+        });
+    }
+    number.row()
 }
 
 /// Maps the file behind `fd` if that pays and can be. In a section.

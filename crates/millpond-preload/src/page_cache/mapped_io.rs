@@ -14,6 +14,7 @@ use crate::page_cache::descriptors::{
 };
 use crate::page_cache::inodes::{self, Entry};
 use crate::page_cache::position;
+use crate::report::accounts;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Off, c_int, c_void};
 use crate::runtime::cancel::point::point;
@@ -162,7 +163,7 @@ pub unsafe fn read_one(
 ) -> isize {
     let Some(open) = Open::of(fd, Direction::Read) else {
         let result = by_libc(fd, buf, len, offset_of(at));
-        count_first(fd, result);
+        count_first(fd, Direction::Read, result);
         return result;
     };
     match at {
@@ -194,11 +195,28 @@ pub unsafe fn read_one(
 
 /// Counts the bytes of a read or write of a file that the library has not looked at yet.
 #[inline(always)]
-fn count_first(fd: RawFd, result: isize) {
+fn count_first(fd: RawFd, direction: Direction, result: isize) {
     let is_opened = |number: &&Number| kind(number.state()) == OPENED;
-    if result > 0 && descriptors::get(fd).filter(is_opened).is_some() {
+    if result > 0
+        && let Some(number) = descriptors::get(fd).filter(is_opened)
+    {
         record().count_passed(Reason::Once as usize, result as u64);
+        if accounts::is_kept() {
+            report_first(fd, number, direction, result);
+        }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn report_first(fd: RawFd, number: &Number, direction: Direction, result: isize) {
+    let record = record();
+    // As in `Open::of`.
+    if record.is_inside() || record.is_on_handler_stack() {
+        return;
+    }
+    let writes = matches!(direction, Direction::Write);
+    descriptors::find_row(fd, number).inspect(|row| row.passed(result, writes));
 }
 
 fn at_of(offset: Option<Off>) -> At {
@@ -223,7 +241,7 @@ pub fn read_many(fd: c_int, len: usize, at: At, call: impl Fn(Option<Off>) -> is
                 At::Offset => None,
                 At::Byte(offset) => Some(offset),
             });
-            count_first(fd, result);
+            count_first(fd, Direction::Read, result);
             result
         }
     }
@@ -325,7 +343,7 @@ pub fn write(fd: c_int, len: usize, at: At, call: impl FnOnce() -> isize) -> isi
         Some(_) => call(),
         None => {
             let result = call();
-            count_first(fd, result);
+            count_first(fd, Direction::Write, result);
             result
         }
     }

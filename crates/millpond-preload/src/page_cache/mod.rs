@@ -16,9 +16,9 @@
 //!
 //! Rules:
 //!
-//! - **P1** A number is looked at by its 64th read ([`descriptors::READS`]), with `--eager` or a report by its first read, and in a process with
-//!   several threads by its first write. Before that the library has made no system call for it. A write by the only thread has no
-//!   read beside it, and later reads find its bytes and the size as they find those of another process.
+//! - **P1** A number is looked at by its 64th read ([`descriptors::READS`]), with `--eager` by its first read, and in a process with
+//!   several threads by its first write. Before that the library has made no system call for it, but for its name in a report. A
+//!   write by the only thread has no read beside it, and later reads find its bytes and the size as they find those of another process.
 //! - **P2** A mapping holds the open file description of the number that it was made by. It ends before that number
 //!   is closed or replaced.
 //! - **P3** The offset of a description is kept here only if this process opened it and no other process can have
