@@ -200,6 +200,41 @@ fn writes_in_mode_through_are_told_of() {
     assert_eq!((&row["kernel"], &row["opens"]), (&"once".into(), &1.into()), "{row}");
 }
 
+/// Goal: files outside the served directories are a number of opens in the report, in each mode. They are not in the last line of
+/// mode through, once the library has looked at them.
+/// Incident: the last line of mode through had their bytes, and the report had nothing of them.
+#[test]
+fn files_outside_are_told_of() {
+    // More than 64 reads of `cat`, of which each is of 128 KiB or 256 KiB.
+    const BYTES: usize = 32 << 20;
+    let place = Place::new();
+    fs::write(place.path("large"), vec![7; BYTES]).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let cat = |mode: &str, path: &Path, options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        command.args(["run", "--mode", mode]).args(options).arg("--path").arg(path);
+        command.args(["--", "cat", "large"]).current_dir(place.dir.path());
+        let output = command.output().unwrap();
+        assert!(output.status.success() && output.stdout.len() == BYTES, "{}", stderr(&output));
+        stderr(&output)
+    };
+    for mode in ["through", "back"] {
+        let told = cat(mode, elsewhere.path(), &["--stats", "--json"]);
+        let told: Value = serde_json::from_str(&told).unwrap();
+        let totals = &told["totals"];
+        assert_eq!(
+            (&totals["files"], &totals["read"]["kernel"]),
+            (&0.into(), &0.into()),
+            "{mode}: {told}"
+        );
+        assert!(number(&totals["opens_outside"]) >= 1, "{mode}: {told}");
+    }
+    assert_eq!(cat("through", elsewhere.path(), &[]), "");
+    let line = cat("through", place.dir.path(), &[]);
+    assert!(line.starts_with("millpond: served 1 files, "), "{line}");
+    assert!(line.contains(" (once: 0 files, "), "{line}");
+}
+
 /// Goal: children of fork, and the programs that they exec, have their own rows, also when they are killed.
 #[test]
 fn children_are_told_of() {

@@ -50,6 +50,8 @@ pub const CLOSES: u32 = 16;
 pub const IS_ASKED: u32 = 32;
 /// Its row in the report was looked for; only with a report.
 const IS_IN_REPORT: u32 = 64;
+/// It is not a file in the served directories, so its bytes are in no count.
+pub const IS_OUTSIDE: u32 = 128;
 
 /// An offset's word (see `position`) that says that the description may be another process's too. A child of fork finds
 /// it in its zeroed table.
@@ -67,6 +69,8 @@ pub struct Number {
     flags: AtomicU32,
     reads: AtomicU32,
     row: AtomicPtr<Row>,
+    /// Bytes that count as passed to the kernel, until it is known to be outside.
+    passed: AtomicU64,
 }
 
 #[repr(C, align(4096))]
@@ -100,7 +104,17 @@ impl Number {
             flags: AtomicU32::new(0),
             reads: AtomicU32::new(0),
             row: AtomicPtr::new(std::ptr::null_mut()),
+            passed: AtomicU64::new(0),
         }
+    }
+
+    /// The number's next life begins.
+    fn reset(&self, flags: u32, offset: u64) {
+        self.flags.store(flags, Relaxed);
+        self.offset.store(offset, Relaxed);
+        self.reads.store(0, Relaxed);
+        self.row.store(std::ptr::null_mut(), Relaxed);
+        self.passed.store(0, Relaxed);
     }
 
     /// Its state, which changes with each open and close.
@@ -137,6 +151,18 @@ impl Number {
         let reads = self.reads.load(Relaxed) + 1;
         self.reads.store(reads, Relaxed);
         reads >= READS || IS_EAGER.load(Relaxed)
+    }
+
+    /// The kernel has moved so many bytes. Additions of other threads may be lost.
+    #[inline(always)]
+    pub fn note_passed(&self, bytes: u64) {
+        self.passed.store(self.passed.load(Relaxed) + bytes, Relaxed);
+    }
+
+    /// It turns out to be outside: its bytes have never counted.
+    fn leave_uncounted(&self) {
+        self.set(IS_OUTSIDE);
+        counts::uncount_bytes_passed(Reason::Once, self.passed.swap(0, Relaxed));
     }
 
     /// Whether no read is beside a change by this thread (P1).
@@ -196,10 +222,7 @@ pub fn note_open(fd: RawFd, flags: i32) {
     let Some(number) = get(fd) else { return };
     forget_closed(fd);
     use_number(fd);
-    number.flags.store(if flags & libc::O_CLOEXEC != 0 { CLOSES } else { 0 }, Relaxed);
-    number.offset.store(UNKNOWN, Relaxed);
-    number.reads.store(0, Relaxed);
-    number.row.store(std::ptr::null_mut(), Relaxed);
+    number.reset(if flags & libc::O_CLOEXEC != 0 { CLOSES } else { 0 }, UNKNOWN);
     let state = number.state.load(Relaxed);
     let is_other = flags & (libc::O_PATH | libc::O_DIRECTORY) != 0;
     let kind = if is_other && flags & libc::O_TMPFILE != libc::O_TMPFILE { KERNEL } else { OPENED };
@@ -282,17 +305,17 @@ pub fn identify(fd: RawFd, number: &'static Number) -> u64 {
     use_number(fd);
     if !identity.is_regular {
         let next = state & !KIND | KERNEL;
-        let _ = number.state.compare_exchange(state, next, AcqRel, Relaxed);
+        let is_new = number.state.compare_exchange(state, next, AcqRel, Relaxed).is_ok();
+        if is_new && kind(state) == OPENED {
+            number.leave_uncounted();
+        }
         return KERNEL;
     }
     let flags = identity::status_flags(fd).max(0);
     let mut inodes = inodes::lock();
     let entry = inodes.find_or_make(identity.id);
     if kind(state) == UNSEEN {
-        number.flags.store(0, Relaxed);
-        number.offset.store(SHARED, Relaxed);
-        number.reads.store(0, Relaxed);
-        number.row.store(std::ptr::null_mut(), Relaxed);
+        number.reset(0, SHARED);
     }
     number.entry.store(std::ptr::from_ref(entry).cast_mut(), Relaxed);
     if flags & libc::O_APPEND != 0 {
@@ -323,10 +346,14 @@ fn add_to_report(fd: RawFd, number: &Number, identity: &Identity) {
     number.set(IS_IN_REPORT);
     let path = &mut [0; libc::PATH_MAX as usize];
     let path = link::path_of(fd, path);
-    if identity.is_regular && !path.is_empty() && config::is_served_path(path) {
-        let row = accounts::open(identity.id, path).map_or(std::ptr::null(), std::ptr::from_ref);
-        number.row.store(row.cast_mut(), Relaxed);
+    if !identity.is_regular {
+        return;
     }
+    if path.is_empty() || !config::is_served_path(path) {
+        return accounts::count_outside();
+    }
+    let row = accounts::open(identity.id, path).map_or(std::ptr::null(), std::ptr::from_ref);
+    number.row.store(row.cast_mut(), Relaxed);
 }
 
 /// The row of a number that may be OPENED, with a report.
@@ -348,16 +375,14 @@ pub fn find_row(fd: RawFd, number: &Number) -> Option<&'static Row> {
 pub fn try_map(fd: RawFd, number: &'static Number, entry: &'static Entry) {
     if !number.has(IS_ASKED) {
         number.set(IS_ASKED);
-        let reason = if !identity::is_in_served_directory(fd) {
-            Some(Reason::Once)
-        } else if !identity::maps_what_it_reads(fd) {
-            Some(Reason::FileSystem)
-        } else {
-            None
-        };
-        if let Some(reason) = reason {
+        if !identity::is_in_served_directory(fd) {
             number.set(IS_UNMAPPED);
-            number.row().inspect(|row| row.left(reason));
+            number.leave_uncounted();
+            return;
+        }
+        if !identity::maps_what_it_reads(fd) {
+            number.set(IS_UNMAPPED);
+            number.row().inspect(|row| row.left(Reason::FileSystem));
             return;
         }
     }

@@ -10,7 +10,7 @@ use crate::files::identity;
 use crate::files::segments::Direction;
 use crate::files::served_io::At;
 use crate::page_cache::descriptors::{
-    self, APPENDS, FILE, IS_AMBIGUOUS, IS_UNMAPPED, KERNEL, Number, OPENED, is_on, kind,
+    self, APPENDS, FILE, IS_AMBIGUOUS, IS_OUTSIDE, IS_UNMAPPED, KERNEL, Number, OPENED, is_on, kind,
 };
 use crate::page_cache::inodes::{self, Entry};
 use crate::page_cache::position;
@@ -108,7 +108,8 @@ impl Open {
     }
 
     fn count_passed(&self, direction: Direction, result: isize) {
-        if result > 0 {
+        if result > 0 && !self.number.has(IS_OUTSIDE) {
+            self.number.note_passed(result as u64);
             self.record.count_passed(Reason::Once as usize, result as u64);
             let writes = matches!(direction, Direction::Write);
             self.number.row().inspect(|row| row.passed(result, writes));
@@ -200,6 +201,7 @@ fn count_first(fd: RawFd, direction: Direction, result: isize) {
     if result > 0
         && let Some(number) = descriptors::get(fd).filter(is_opened)
     {
+        number.note_passed(result as u64);
         record().count_passed(Reason::Once as usize, result as u64);
         if accounts::is_kept() {
             report_first(fd, number, direction, result);

@@ -65,6 +65,11 @@ pub fn count_bytes_passed(reason: Reason, result: isize) {
     }
 }
 
+/// They were counted, and are not to be.
+pub fn uncount_bytes_passed(reason: Reason, bytes: u64) {
+    thread::record().count(PASSED_BYTES + reason as usize, bytes.wrapping_neg());
+}
+
 /// Transfers with O_DIRECT of this engine that are in a block already: reads, writes.
 static DIRECT_NOTED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 

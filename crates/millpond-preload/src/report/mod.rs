@@ -14,8 +14,9 @@
 //! Of a program and its children only the program itself prints, the totals of all; see `shared_totals`. A program that is
 //! killed prints no line: `millpond run --stats` reports for it.
 //! A process that neither served nor passed a file prints nothing. Byte counts are those of read and
-//! write calls on regular files under the served directories, in mode through on all files that the program opens; memory
-//! mappings move no bytes here.
+//! write calls on regular files under the served directories, and on other files until the library looks at their directory: in mode
+//! through by the 64th read of a descriptor, in mode back never if a file is open for reading only. Memory mappings move no
+//! bytes here.
 //! `millpond run --explain` and `--stats` have counts of their own, by file: `accounts`.
 //! Nothing can be lost at an end without a report: every write was through to the kernel, or the
 //! keeper has it.

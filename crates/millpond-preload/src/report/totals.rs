@@ -25,7 +25,9 @@ impl Totals {
     }
 
     fn passed(&self, index: usize) -> (u64, u64) {
-        (self.0[PASSED_FILES + index], self.0[PASSED_BYTES + index])
+        // An addition may be lost of which the bytes were taken back.
+        let bytes = self.0[PASSED_BYTES + index].cast_signed().max(0);
+        (self.0[PASSED_FILES + index], bytes.cast_unsigned())
     }
 
     pub fn passed_files(&self) -> u64 {

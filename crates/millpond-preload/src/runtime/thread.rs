@@ -283,7 +283,8 @@ impl Record {
     #[inline]
     pub fn count_passed(&self, reason: usize, bytes: u64) {
         let count = self.word(PASSED_BYTES + reason.min(REASONS_MAX - 1));
-        count.store(count.load(Relaxed) + bytes, Relaxed);
+        // Another thread may have counted bytes that this one has taken back.
+        count.store(count.load(Relaxed).wrapping_add(bytes), Relaxed);
     }
 
     /// Adds to a word of the block, around which it may wrap; no addition is lost.
