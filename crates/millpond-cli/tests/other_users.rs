@@ -515,7 +515,7 @@ fn a_report_is_opened_as_by_a_shell() {
 
 /// The sources that open, create or look up a path, and why each is safe. A source that is not listed fails
 /// the test below, so that its author thinks of other users.
-const SOURCES: [(&str, &str); 44] = [
+const SOURCES: [(&str, &str); 45] = [
     ("millpond-cli/src/demo/cold_reads.rs", "/proc/self"),
     ("millpond-cli/src/demo/kill.rs", "the command's own program; /proc of its parent"),
     ("millpond-cli/src/manual.rs", "named by the user, as by a shell"),
@@ -523,10 +523,14 @@ const SOURCES: [(&str, &str); 44] = [
         "millpond-cli/src/run/explain.rs",
         "--report: named by the user, as by a shell; a memory file",
     ),
-    ("millpond-cli/src/run/kept.rs", "/dev/tty"),
+    ("millpond-cli/src/run/kept.rs", "/dev/tty; /proc/self"),
     ("millpond-cli/src/run/mod.rs", "--path: resolved"),
     ("millpond-cli/src/run/preload.rs", "the_library_and_the_socket_have_trusted_places"),
     ("millpond-cli/src/run/program.rs", "the program and its interpreters, as by a shell"),
+    (
+        "millpond-cli/src/run/unused_libraries.rs",
+        "the_library_and_the_socket_have_trusted_places; of other users only maps in /proc",
+    ),
     ("millpond-cli/src/serve/endpoint_file.rs", "beside the socket: no other user may write there"),
     ("millpond-cli/src/top/engines.rs", "top_reads_a_bounded_amount_of_another_users_memory"),
     ("millpond/src/cache/shared/client_block.rs", "a memory file"),

@@ -23,6 +23,7 @@ mod reason;
 mod skip;
 #[path = "../../../millpond/src/recovery/keeper/trusted_directory.rs"]
 mod trusted_directory;
+mod unused_libraries;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
