@@ -27,13 +27,18 @@ pub(crate) struct AccessKey {
     pub(crate) secret: SecretKey,
 }
 
-/// `$XDG_RUNTIME_DIR/millpond/credentials`.
+/// `$XDG_RUNTIME_DIR/millpond/credentials`; for root `/run/millpond/credentials`, where the environment names no directory. The
+/// rule is that of the socket of `millpond serve`.
 pub(crate) fn default_path() -> Result<PathBuf, Error> {
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if !dir.is_empty() => Ok(Path::new(&dir).join("millpond/credentials")),
-        _ => Err(Error::KeyFile {
+    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let named = named.filter(|directory| directory.is_absolute());
+    let of_root = || rustix::process::geteuid().is_root().then(|| PathBuf::from("/run"));
+    match named.or_else(of_root) {
+        Some(directory) => Ok(directory.join("millpond/credentials")),
+        None => Err(Error::KeyFile {
             path: PathBuf::from("$XDG_RUNTIME_DIR/millpond/credentials"),
-            reason: "XDG_RUNTIME_DIR is not set: give the path of the file".into(),
+            reason: "XDG_RUNTIME_DIR is not set to an absolute path: give the path of the file"
+                .into(),
         }),
     }
 }

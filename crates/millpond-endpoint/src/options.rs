@@ -117,8 +117,8 @@ impl Builder {
         self
     }
 
-    /// The file of the access key, by default `$XDG_RUNTIME_DIR/millpond/credentials`. If it does not exist, a key is
-    /// generated, and the directory created with mode 0700.
+    /// The file of the access key, by default `$XDG_RUNTIME_DIR/millpond/credentials`, or for root without that variable
+    /// `/run/millpond/credentials`. If it does not exist, a key is generated, and the directory created with mode 0700.
     #[must_use]
     pub fn key_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.key_file = Some(path.into());

@@ -97,8 +97,11 @@ def test_wrong_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError):
         millpond.s3_endpoint("file:///no/such/folder")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    with pytest.raises(ProcessLookupError, match="XDG_RUNTIME_DIR"):
-        millpond.s3_endpoint()
+    for user, place in (1000, "XDG_RUNTIME_DIR"), (0, "/run/millpond/serve.sock"):
+        with monkeypatch.context() as other:
+            other.setattr(os, "geteuid", lambda user=user: user)
+            with pytest.raises(ProcessLookupError, match=place):
+                millpond.s3_endpoint()
     millpond.store("memory://no-run-dir").put("pond", b"water")
     assert get(millpond.s3_endpoint("memory://no-run-dir"), "no-run-dir/pond") == b"water"
 

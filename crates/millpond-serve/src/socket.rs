@@ -3,6 +3,7 @@
 //! The socket keeps message boundaries. Its directory has mode 0700 and the socket 0600, and both sides ask the kernel for the
 //! user of the peer.
 
+use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -30,9 +31,10 @@ const MESSAGE_OVERHEAD_BYTES: usize = 32;
 /// The most descriptors in one message.
 const DESCRIPTORS_MAX: usize = 2;
 
-/// The path of a user's server: `millpond/serve.sock` in the directory for run-time files, `XDG_RUNTIME_DIR`.
+/// The path of a user's server: `millpond/serve.sock` in the directory for run-time files, `XDG_RUNTIME_DIR`. Root has the directory
+/// `/run` where the environment names none, as in containers and under cron.
 ///
-/// `None`: the environment does not name an absolute directory.
+/// `None`: the environment does not name an absolute directory, and the effective user is not root.
 ///
 /// # Examples
 ///
@@ -43,8 +45,14 @@ const DESCRIPTORS_MAX: usize = 2;
 /// ```
 #[must_use]
 pub fn default_socket() -> Option<PathBuf> {
-    let directory = PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?);
-    directory.is_absolute().then(|| directory.join("millpond/serve.sock"))
+    default_socket_of(std::env::var_os("XDG_RUNTIME_DIR"), geteuid().is_root())
+}
+
+fn default_socket_of(named: Option<OsString>, is_root: bool) -> Option<PathBuf> {
+    let named = named.map(PathBuf::from).filter(|directory| directory.is_absolute());
+    // Other users can't write to /run.
+    let directory = named.or_else(|| is_root.then(|| PathBuf::from("/run")))?;
+    Some(directory.join("millpond/serve.sock"))
 }
 
 fn refused(what: String) -> io::Error {
@@ -386,6 +394,23 @@ mod tests {
 
     fn mode(path: &Path) -> u32 {
         std::fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    /// Incident: without XDG_RUNTIME_DIR, as in containers, the server of root ended with status 2.
+    #[test]
+    fn root_has_a_default_without_the_environment() {
+        let of = |named: &str, is_root| default_socket_of(Some(named.into()), is_root);
+        for is_root in [false, true] {
+            let socket = of("/run/user/7", is_root);
+            assert_eq!(socket.as_deref(), Some(Path::new("/run/user/7/millpond/serve.sock")));
+        }
+        let of_root = PathBuf::from("/run/millpond/serve.sock");
+        for named in ["", "run"] {
+            assert_eq!(of(named, true), Some(of_root.clone()));
+            assert_eq!(of(named, false), None);
+        }
+        assert_eq!(default_socket_of(None, true), Some(of_root));
+        assert_eq!(default_socket_of(None, false), None);
     }
 
     /// Leaves the files as a server that was killed: its lock has ended.

@@ -52,7 +52,7 @@ use crate::run::parse_size;
 /// the server can't run.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "Files:
-  millpond/serve.sock in XDG_RUNTIME_DIR: the socket, SOCKET below
+  millpond/serve.sock in XDG_RUNTIME_DIR: the socket, SOCKET below; for root without XDG_RUNTIME_DIR in /run
   SOCKET.endpoint.json: how programs reach the endpoint, with its key; mode 600
   credentials, beside the socket: the access key of the endpoint, an AWS credentials file
   millpond/serve.env in XDG_CONFIG_HOME: options of the systemd service, as MILLPOND_SERVE=..., and keys
@@ -60,7 +60,7 @@ use crate::run::parse_size;
 Example:
   millpond serve --store s3://lake --store s3://logs/2026 --memory 8G --endpoint 9000")]
 pub struct ServeArgs {
-    /// The path of the socket [default: millpond/serve.sock in XDG_RUNTIME_DIR]
+    /// The path of the socket [default: millpond/serve.sock in XDG_RUNTIME_DIR; for root without it /run/millpond/serve.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
@@ -184,7 +184,10 @@ impl ServeArgs {
             };
         }
         self.socket.clone().or_else(default_socket).ok_or_else(|| {
-            refused("XDG_RUNTIME_DIR is not set to an absolute path: set it, or give --socket PATH")
+            refused(
+                "XDG_RUNTIME_DIR is not set to an absolute path: set it to a directory of yours with mode 700, or give \
+                 --socket PATH",
+            )
         })
     }
 

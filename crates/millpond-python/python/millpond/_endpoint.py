@@ -220,7 +220,12 @@ def _socket_path(socket: "str | os.PathLike[str] | Literal[False] | None") -> "s
     if socket is not None and socket is not False:
         return os.path.abspath(os.fspath(socket))
     folder = os.environ.get("XDG_RUNTIME_DIR", "")
-    return os.path.join(folder, "millpond", "serve.sock") if os.path.isabs(folder) else None
+    # The rule of `millpond_serve::default_socket`.
+    if not os.path.isabs(folder):
+        if os.geteuid() != 0:
+            return None
+        folder = "/run"
+    return os.path.join(folder, "millpond", "serve.sock")
 
 
 def _of_server(socket: "str | None") -> "tuple[S3Endpoint, dict[str, str]] | None":
