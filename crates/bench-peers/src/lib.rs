@@ -8,7 +8,7 @@
 //! - [`Counting`]: an allocator that counts allocations.
 //! - [`Usage`]: processor time and context switches of this process, or of a thread.
 //! - [`processor_name`], [`file_system_name`]: the machine, for the heading of results.
-//! - [`send_signal`], [`end_by_signal`]: signals by number, for `millpond run`.
+//! - [`send_signal`], [`send_signal_by_id`], [`end_by_signal`], [`stop_ignoring_children`]: signals by number, for `millpond run`.
 
 mod allocations;
 mod host;
@@ -27,7 +27,7 @@ pub use allocations::{Counting, allocations};
 pub use host::{file_system_name, processor_name, value_of};
 pub use nops::Nops;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
-pub use signals::{end_by_signal, send_signal};
+pub use signals::{end_by_signal, send_signal, send_signal_by_id, stop_ignoring_children};
 
 mod aio;
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 /// Sends a signal to the process of a pidfd.
 ///
@@ -14,6 +16,34 @@ pub fn send_signal(process: BorrowedFd<'_>, number: i32) -> io::Result<()> {
     match unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, number, info, 0) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sends a signal to a child that has not been waited for, where the kernel has no pidfds.
+///
+/// # Errors
+///
+/// Those of `kill`.
+pub fn send_signal_by_id(child: u32, number: i32) -> io::Result<()> {
+    // SAFETY: the call accesses no memory.
+    match unsafe { libc::kill(child.cast_signed(), number) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Has the kernel keep the exit status of children until they are waited for, if this process was started to ignore SIGCHLD. The
+/// child of `command` then ignores it, as it would without this call.
+pub fn stop_ignoring_children(command: &mut Command) {
+    // SAFETY: the default action is no handler, so no code of this process runs in it.
+    if unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } == libc::SIG_IGN {
+        let ignore_again = || {
+            // SAFETY: as above.
+            unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+            Ok(())
+        };
+        // SAFETY: between fork and exec the closure makes one system call, and allocates nothing.
+        unsafe { command.pre_exec(ignore_again) };
     }
 }
 
@@ -48,5 +78,12 @@ mod tests {
         assert_eq!(child.wait().unwrap().signal(), Some(40));
         let error = send_signal(process.as_fd(), 40).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn a_child_gets_a_signal_by_its_id() {
+        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
+        send_signal_by_id(child.id(), 40).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(40));
     }
 }

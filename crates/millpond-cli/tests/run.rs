@@ -124,18 +124,40 @@ fn signals_about_the_keeper_are_not_handed_on() {
 #[test]
 fn ignored_signals_stay_ignored() {
     for mode in ["through", "back"] {
-        let ignored = "trap '' HUP USR1 40; exec \"$0\" run --mode \"$1\" -- \
-                       grep SigIgn /proc/self/status";
-        let mut command = Command::new("sh");
-        command.args(["-c", ignored, env!("CARGO_BIN_EXE_millpond"), mode]);
+        let mut command = Command::new("env");
+        command.args(["--ignore-signal=HUP,USR1,CHLD,RTMIN+6", env!("CARGO_BIN_EXE_millpond")]);
+        command.args(["run", "--mode", mode, "--", "grep", "SigIgn", "/proc/self/status"]);
         let output = command.output().unwrap();
         let said = String::from_utf8(output.stdout.clone()).unwrap();
         let mask = said.strip_prefix("SigIgn:").unwrap_or_else(|| panic!("{output:?}"));
         let mask = u64::from_str_radix(mask.trim(), 16).unwrap();
-        for number in [1, 10, 40] {
+        for number in [1, 10, 17, 40] {
             assert!(mask & 1 << (number - 1) != 0, "{mode}: {number}: {said}");
         }
     }
+}
+
+/// Incident: the kernel reaps the child of a process that ignores SIGCHLD, so the wait for the program failed, and the keeper
+/// ended without writing its pages.
+///
+/// Goal: the pages of a killed program are written, and the exit status is passed on, if SIGCHLD is ignored at the start.
+#[test]
+fn ignored_ends_of_children_lose_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |end: &str| {
+        let script = format!(
+            "import os; f = os.open('f', os.O_RDWR | os.O_CREAT); os.write(f, b'x' * 10000); {end}"
+        );
+        let mut command = Command::new("env");
+        command.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_millpond")]);
+        command.args(["run", "--eager", "--mode", "back", "--", "python3", "-c", &script]);
+        command.current_dir(dir.path()).output().unwrap()
+    };
+    let output = run("os.kill(os.getpid(), 9)");
+    assert_eq!(output.status.signal(), Some(9), "{}", stderr(&output));
+    assert_eq!(fs::read(dir.path().join("f")).unwrap(), [b'x'; 10000]);
+    let output = run("os._exit(7)");
+    assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
 }
 
 /// Dirty pages of a killed program are in the file when `millpond run` returns, which reports it.

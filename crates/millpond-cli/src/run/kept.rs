@@ -17,14 +17,14 @@
 use std::fs;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use millpond::keeper::{Address, Report, Server, Stopper};
-use millpond_bench_peers::{end_by_signal, send_signal};
+use millpond_bench_peers::{end_by_signal, send_signal, send_signal_by_id, stop_ignoring_children};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, pidfd_open};
 use signal_hook::consts::{
     SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
@@ -121,6 +121,7 @@ impl Keeper {
 pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Result<ExitStatus>> {
     let signals = take_signals().context("taking signals")?;
     let keeper = keeps.then(|| Keeper::start(command)).transpose()?;
+    stop_ignoring_children(command);
     let mut program = match command.spawn() {
         Ok(program) => program,
         Err(error) => {
@@ -132,16 +133,21 @@ pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Res
         // The keeper holds a descriptor of each dirty file. The program already has its own limit.
         descriptors::use_all();
     }
-    // A pidfd, as the process id may be another process's once the program has been waited for.
+    // A pidfd, as the process id may be another process's once the program has been waited for. A sandbox may refuse it.
     let process = pidfd_open(Pid::from_child(&program), PidfdFlags::empty());
-    if let Ok(process) = process {
-        thread::spawn(move || hand_on(signals, &process));
-    }
-    let status = program.wait().context("waiting for the program")?;
+    let id = program.id();
+    thread::spawn(move || {
+        hand_on(signals, |number| match &process {
+            Ok(process) => send_signal(process.as_fd(), number),
+            Err(_) => send_signal_by_id(id, number),
+        });
+    });
+    // The keeper ends first, in any case: it writes the pages of the program.
+    let status = program.wait().context("waiting for the program");
     if let Some(keeper) = keeper {
         keeper.end()?.lock().expect("no panic under the lock").say(is_quiet);
     }
-    Ok(Ok(status))
+    Ok(Ok(status?))
 }
 
 /// Handles all signals that may come from elsewhere and end this process, but those that it was started to ignore, such as SIGHUP
@@ -161,7 +167,7 @@ fn ignored_signals() -> u64 {
 }
 
 /// Forwards signals to the program until it ends.
-fn hand_on(mut signals: Signals, program: &OwnedFd) {
+fn hand_on(mut signals: Signals, send: impl Fn(i32) -> io::Result<()>) {
     for number in signals.forever() {
         let is_the_programs = if OF_TERMINALS.contains(&number) {
             !is_in_foreground()
@@ -170,7 +176,7 @@ fn hand_on(mut signals: Signals, program: &OwnedFd) {
         };
         if is_the_programs {
             // Ignored: the program may have ended.
-            let _ = send_signal(program.as_fd(), number);
+            let _ = send(number);
         }
     }
 }
