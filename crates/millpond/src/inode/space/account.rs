@@ -28,6 +28,9 @@ pub(crate) struct Space {
     losses: AtomicU64,
     /// The heap bytes of the ranges.
     pub(crate) heap: HeapCharge,
+    /// How often write-back has made the file longer first (`space::reach`).
+    #[cfg(test)]
+    pub(crate) reached: std::sync::atomic::AtomicU64,
 }
 
 /// The losses that a writer has seen.

@@ -39,8 +39,9 @@ pub(crate) enum Company {
 const OVERLAY: i64 = 0x794C_7630;
 const XFS: i64 = 0x5846_5342;
 const OCFS2: i64 = 0x7461_636F;
+const EXT: i64 = 0xEF53; // ext2, ext3, ext4
 const IN_PLACE: [i64; 9] = [
-    0xEF53,      // ext2, ext3, ext4
+    EXT,
     0x0102_1994, // tmpfs
     0x8584_58F6, // ramfs
     0x3153_464A, // JFS
@@ -77,6 +78,11 @@ pub(crate) fn overwrites(read: Option<BorrowedFd<'_>>, write: BorrowedFd<'_>) ->
         OVERLAY if !can_share(read, write) => Overwrites::InPlace,
         _ => Overwrites::Elsewhere,
     }
+}
+
+/// Whether an allocation beyond the end of the file moves the end without writing zeros.
+pub(crate) fn has_unwritten_extents(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|system| matches!(i64::from(system.f_type), EXT | XFS))
 }
 
 /// Whether the file system reports that it can share blocks between files.
