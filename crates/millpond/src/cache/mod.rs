@@ -76,8 +76,9 @@ const EXTRA_PASSES: u64 = 8;
 const REQUEUED_TOGETHER: usize = INSERT_BATCH_MAX;
 /// Eviction batches for one frame while the system provides no memory. Untuned.
 const TRIES_SHORT_MAX: u32 = 16;
-/// Frames of a closed file that are freed together: 1 MiB of small pages. Untuned.
+/// Frames of a closed file that are freed together, at most a 16th of the limit: other threads can't use them before. Untuned.
 const FREED_TOGETHER: usize = 256;
+const FREED_PART: u64 = 16;
 /// The part of the limit that tables of range locks may use, which leaves nearly all of it to
 /// pages.
 const LOCKS_PART: u64 = 16;
@@ -418,6 +419,8 @@ impl Cache {
         let (first, last) = (PageIndex::FIRST, PageIndex::LAST);
         // Many at a time: adjacent frames leave the free list in ascending order then (magazine.MG4).
         let mut freed: SmallVec<[FrameIndex; FREED_TOGETHER]> = SmallVec::new();
+        let part = self.frames.limit_bytes() / FREED_PART / core.page_bytes() as u64;
+        let together = FREED_TOGETHER.min(part as usize).max(1);
         core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
             // evict.E1: out of the queues before the core is freed. Only the evictor can still
             // access a READY page of this file, and it works under the lock.
@@ -431,7 +434,7 @@ impl Cache {
                 queues.remove(&self.frames, seen.frame(), used);
                 drop(queues);
                 freed.push(seen.frame());
-                if freed.len() == FREED_TOGETHER {
+                if freed.len() >= together {
                     self.frames.release_many(&mut freed, class);
                     freed.clear();
                 }

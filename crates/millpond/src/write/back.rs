@@ -132,7 +132,7 @@ impl Write<'_> {
             *slot = frame;
         }
         // Frames that are adjacent in memory become one segment of the write-back's transfer. The free list may have them
-        // in any order, as the pages of a closed file leave it in the reverse of theirs.
+        // in any order, as pages leave the cache one by one.
         fresh.sort_unstable_by_key(|frame| frame.0);
         let edges = [(0, self.first), (fresh.len() - 1, self.last)];
         let edges = &edges[..edges.len().min(fresh.len())];
