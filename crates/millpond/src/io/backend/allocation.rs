@@ -82,7 +82,7 @@ pub(crate) fn overwrites(read: Option<BorrowedFd<'_>>, write: BorrowedFd<'_>) ->
 
 /// Whether an allocation beyond the end of the file moves the end without writing zeros.
 pub(crate) fn has_unwritten_extents(fd: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstatfs(fd).is_ok_and(|system| matches!(i64::from(system.f_type), EXT | XFS))
+    rustix::fs::fstatfs(fd).is_ok_and(|system| matches!(system.f_type, EXT | XFS))
 }
 
 /// Whether the file system reports that it can share blocks between files.
