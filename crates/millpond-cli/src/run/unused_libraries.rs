@@ -26,6 +26,7 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 
 /// Between two notes of a library's use.
 const NOTED_EVERY: Duration = Duration::from_secs(60 * 60);
@@ -53,7 +54,9 @@ pub fn note_use(path: &Path, set_time: impl Fn(&File) -> io::Result<()>) -> io::
         Err(error) => return Err(error),
     };
     let started = std::time::Instant::now();
-    while flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+    // Where the file system has no locks, another error is no reason to wait.
+    while let Err(Errno::WOULDBLOCK | Errno::INTR) =
+        flock(&file, FlockOperation::NonBlockingLockShared)
         && started.elapsed() < LOCK_WAIT
     {
         thread::sleep(Duration::from_millis(1));

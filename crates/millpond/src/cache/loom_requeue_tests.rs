@@ -109,14 +109,28 @@ impl Pond {
         }
     }
 
-    /// A write that goes through. The old frame is used for another page next, with the queue node
-    /// that comes with it.
+    /// A write that goes through, of a READY page.
     fn overwrite(&self) {
+        self.replace_frame(|new| {
+            let change = self.word.try_replace(new, PublishFlags::default(), &self.epoch).unwrap();
+            assert_eq!(change.was.frame(), FrameIndex(1));
+        });
+    }
+
+    /// The same of a page that was hidden before.
+    fn publish(&self) {
+        self.replace_frame(|new| {
+            let _ = self.word.publish(new, PublishFlags::default());
+        });
+    }
+
+    /// Puts frame 2 into the word by `put`. The old frame is used for another page next, with the
+    /// queue node that comes with it.
+    fn replace_frame(&self, put: impl FnOnce(FrameIndex)) {
         let (old, new) = (FrameIndex(1), FrameIndex(2));
         let inherit = || self.nodes[2].inherit(new, self.queue_node_of(old));
         let early = (self.without != Rule::InheritFirst).then(inherit);
-        let change = self.word.try_replace(new, PublishFlags::default(), &self.epoch).unwrap();
-        assert_eq!(change.was.frame(), old);
+        put(new);
         let spare = early.unwrap_or_else(inherit);
         self.nodes[1].set(old, spare);
         self.metas[2].describe(PageIndex(7), BATCHED);
@@ -185,6 +199,21 @@ fn loom_an_overwritten_page_is_requeued() {
 #[test]
 fn loom_an_overwritten_page_is_requeued_while_it_leaves_its_queue() {
     a_page_is_requeued(Rule::None, true, false);
+}
+
+/// Goal: the same of a page that was hidden for the write. Its frame is replaced without a fence.
+#[test]
+fn loom_a_hidden_page_is_requeued() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        pond.scan();
+        let _ = pond.word.hide(&pond.epoch);
+        let writer = Arc::clone(&pond);
+        let writer = thread::spawn(move || writer.publish());
+        pond.clear_unstable();
+        writer.join().unwrap();
+        pond.check();
+    });
 }
 
 #[test]

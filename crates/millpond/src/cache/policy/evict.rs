@@ -389,12 +389,14 @@ impl Queues {
         let Some(QueuedPage { core, leaf, page, word, seen }) = QueuedPage::of(frames, node) else {
             return Decision::Busy;
         };
-        // A page under write-back is pinned, too. Of a page that stays in its queue, the tags stay.
-        let stays = match seen.is_unevictable() {
-            true => !word.try_unqueue(seen),
-            false => frames.meta(seen.frame()).pins.is_pinned(),
+        // Before any tag changes, as a busy page is scanned again. The pin of a page under write-back
+        // does not keep the page in its queue.
+        let is_busy = if seen.is_unevictable() {
+            !word.try_unqueue(seen)
+        } else {
+            frames.meta(seen.frame()).pins.is_pinned()
         };
-        if stays {
+        if is_busy {
             return Decision::Busy;
         }
         let referenced = seen.is_referenced();

@@ -448,14 +448,15 @@ impl PageWord {
             WritebackEnd::Failed => DIRTY,
         };
         // A thread that finds the write-back ended may let the backend change the page.
-        let change = self.change(|seen| settled(seen & !(WRITEBACK | WAITERS) | set));
+        let change =
+            self.change(|seen| without_stale_unqueued(seen & !(WRITEBACK | WAITERS) | set));
         debug_assert!(change.was.is_under_writeback());
         change
     }
 
     /// Clears UNSTABLE, after a sync has covered the page.
     pub(crate) fn clear_unstable(&self) -> Change {
-        self.change(|seen| settled(seen & !UNSTABLE))
+        self.change(|seen| without_stale_unqueued(seen & !UNSTABLE))
     }
 
     /// The backend lost bytes that it had acknowledged. A READY or HIDDEN page becomes DIRTY and
@@ -513,8 +514,8 @@ impl PageWord {
     }
 }
 
-/// `word`, which is not UNQUEUED if it is evictable (W4).
-fn settled(word: u64) -> u64 {
+/// Clears UNQUEUED in `word` if it is evictable (W4).
+fn without_stale_unqueued(word: u64) -> u64 {
     if word & UNEVICTABLE_BITS == 0 { word & !UNQUEUED } else { word }
 }
 
