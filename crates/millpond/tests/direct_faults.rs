@@ -123,6 +123,34 @@ fn failing(mode: WriteMode, seed: u64) {
     same(&one, &other, "direct and cached");
 }
 
+/// Goal: a write past the cache that fails leaves the dirty pages that it would have overwritten whole: they have the only copy
+/// of acknowledged bytes.
+#[test]
+fn a_failed_write_past_the_cache_keeps_dirty_pages() {
+    const LEN: usize = 8 * 4096;
+    let sim = SimOptions::new(1).error_per_mille(1000);
+    let errors = sim.errors_switch();
+    errors.store(false, SeqCst);
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, [0; LEN]).unwrap();
+    let engine = engine(cache_for(64, 4096), BackendChoice::Sim(sim));
+    let cached = engine.open(&path, &read_write().write_mode(WriteMode::Back)).unwrap();
+    let direct = engine.open(&path, &direct()).unwrap();
+    for page in 0..LEN / 4096 {
+        cached.write_all_at(&[1; 4096], page as u64 * 4096).unwrap();
+    }
+    errors.store(true, SeqCst);
+    assert_eq!(direct.write_at(&[2; LEN], 0).unwrap_err().errno(), libc::EIO);
+    errors.store(false, SeqCst);
+    let mut bytes = [0; LEN];
+    cached.read_exact_at(&mut bytes, 0).unwrap();
+    same(&bytes, &[1; LEN], "cached");
+    sync_until_success(&cached);
+    direct.read_exact_at(&mut bytes, 0).unwrap();
+    same(&bytes, &[1; LEN], "direct");
+}
+
 /// Goal: a durable direct write is durable when it returns; any other direct write is durable after
 /// the next successful sync. As direct writes have no copy in the cache, a failed sync is reported
 /// until the file is closed.
