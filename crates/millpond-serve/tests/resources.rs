@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -274,12 +275,23 @@ fn clients_beyond_the_descriptors_are_refused() {
             dir.join("exhaust").exists()
         });
         let any = std::fs::File::open("/dev/null").unwrap();
-        let mut all: Vec<_> = std::iter::from_fn(|| any.try_clone().ok()).collect();
-        // A descriptor for this file alone.
-        all.pop();
-        std::fs::write(dir.join("exhausted"), "").unwrap();
-        all.extend(any.try_clone());
-        assert!(any.try_clone().is_err());
+        let mut exhausted = std::fs::File::create(dir.join("exhausted")).unwrap();
+        let mut all = Vec::new();
+        // The server may still be closing some.
+        let mut refused = 0;
+        while refused < 50 {
+            match any.try_clone() {
+                Ok(one) => {
+                    all.push(one);
+                    refused = 0;
+                }
+                Err(_) => {
+                    refused += 1;
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+        exhausted.write_all(b"1").unwrap();
         loop {
             std::thread::park();
         }
@@ -336,7 +348,7 @@ fn clients_beyond_the_descriptors_are_refused() {
         });
         std::fs::write(dir.path().join("exhaust"), "").unwrap();
         wait_until(Duration::from_secs(20), "no descriptor is left", || {
-            dir.path().join("exhausted").exists()
+            std::fs::metadata(dir.path().join("exhausted")).is_ok_and(|file| file.len() > 0)
         });
         for _ in 0..20 {
             assert!(refusal(&socket).is_some_and(|why| why.contains("RLIMIT_NOFILE")));
