@@ -204,17 +204,13 @@ fn clear_unstable_pages(file: &CachedFile, pages: &[PageIndex]) {
     for some in pages.chunks(CLEARED_TOGETHER) {
         let mut leaves = Leaves::new(file);
         to_requeue.clear();
-        let generations = file.writeback.generations.lock();
+        let mut generations = file.writeback.generations.lock();
         for &page in some {
-            if generations.is_synced(page)
-                && let Ok(held) = leaves.hold(page, false)
-            {
-                let word = held.word(page);
-                if word.load().is_unstable() {
-                    let change = word.clear_unstable();
-                    file.note(change);
-                    to_requeue.extend(file.cache().find_to_requeue(word, change));
-                }
+            let Ok(held) = leaves.hold(page, false) else { continue };
+            let word = held.word(page);
+            if let Some(change) = generations.clear_unstable(page, word) {
+                file.note(change);
+                to_requeue.extend(file.cache().find_to_requeue(word, change));
             }
         }
         drop(generations);

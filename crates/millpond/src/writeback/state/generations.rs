@@ -47,11 +47,15 @@
 //!   write-back has failed: some file systems cannot store such a page any more, and report
 //!   success. Later syncs fail while such a page is left (`descriptors::kernel_copy`).
 //!
+//! - **G9** A page becomes UNSTABLE after it was recorded, without the lock. A sync that covers the page in between finds it
+//!   under write-back, and records it again: the next sync makes it clean.
+//!
 //! A simpler rule would let only one durable operation be in flight during a sync. But then durable
 //! writes would wait for syncs, which take milliseconds on some devices.
 //!
 //! Locks: the lock in this module is a leaf. Page words are changed under it.
 
+use crate::cache::table::page::{Change, PageWord};
 use crate::cache::table::page_set::PageSet;
 use crate::sync::MutexExt;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
@@ -227,6 +231,20 @@ impl LockedGenerations<'_> {
             self.shared.has_suspect.store(true, Relaxed);
         }
         is_suspect
+    }
+
+    /// Clears UNSTABLE on a page that a sync has covered, if it was not written since (G9).
+    pub(crate) fn clear_unstable(&mut self, page: PageIndex, word: &PageWord) -> Option<Change> {
+        if !self.is_synced(page) {
+            return None;
+        }
+        let seen = word.load();
+        if seen.is_under_writeback() {
+            self.shared.has_unsynced.store(true, Relaxed);
+            self.state.written.pages.insert(page);
+            return None;
+        }
+        seen.is_unstable().then(|| word.clear_unstable())
     }
 
     /// Whether a sync has covered the page, and it was not written since.

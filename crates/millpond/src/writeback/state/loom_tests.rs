@@ -9,12 +9,12 @@ use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 
 use crate::cache::table::epoch::Epoch as PageEpoch;
-use crate::cache::table::page::{PageWord, PublishFlags, WritebackEnd};
+use crate::cache::table::page::{Change, PageWord, PublishFlags, WritebackEnd};
 use crate::cache::table::step::Hiding;
 use crate::units::{FrameIndex, PageIndex};
 use crate::writeback::state::WritebackFailure;
 use crate::writeback::state::dirty::{Dirty, FlushNumber};
-use crate::writeback::state::generations::{Copy, DurableOp, Generations};
+use crate::writeback::state::generations::{Copy, DurableOp, Generations, LockedGenerations};
 
 const DIRTY: PublishFlags = PublishFlags { referenced: false, marker: false, dirty: true };
 const PAGE: PageIndex = PageIndex::FIRST;
@@ -352,6 +352,64 @@ impl UnsyncedFile {
         });
         outcome.map_err(drop)
     }
+}
+
+/// Goal: a page that a write-back makes UNSTABLE is clean after the next sync, also beside a sync that ends between the
+/// two steps of the write-back's end (generations.G9).
+fn a_page_is_clean_after_the_next_sync(
+    clear: fn(&mut LockedGenerations<'_>, &PageWord) -> Option<Change>,
+) {
+    fn sync(
+        generations: &Generations,
+        word: &PageWord,
+        clear: fn(&mut LockedGenerations<'_>, &PageWord) -> Option<Change>,
+    ) {
+        let op = generations.begin_sync().unwrap();
+        let _ = generations.wait(generations.end_durable(op));
+        let (covered, _) = generations.end_sync();
+        covered.for_each(&mut |page| {
+            assert_eq!(page, PAGE);
+            let _ = clear(&mut generations.lock(), word);
+        });
+    }
+    model(move || {
+        let shared = Arc::new((Generations::default(), PageWord::new()));
+        let (generations, word) = &*shared;
+        let epoch = PageEpoch::new();
+        let mut hiding = Hiding::new(&epoch);
+        hiding.hide(word);
+        hiding.finish();
+        let _ = word.publish(FrameIndex(1), DIRTY);
+        let seen = word.load();
+        assert!(word.try_writeback(seen).is_some());
+        let flush = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let (generations, word) = &*shared;
+                let epoch = generations.epoch();
+                generations.lock().record_written([PAGE], Copy::Kept, epoch);
+                let _ = word.end_writeback(WritebackEnd::Unstable);
+            }
+        });
+        sync(generations, word, clear);
+        flush.join().unwrap();
+        sync(generations, word, clear);
+        assert!(!word.load().is_unstable(), "unstable for ever");
+    });
+}
+
+#[test]
+fn loom_a_page_is_clean_after_the_next_sync() {
+    a_page_is_clean_after_the_next_sync(|generations, word| generations.clear_unstable(PAGE, word));
+}
+
+#[test]
+#[should_panic(expected = "unstable for ever")]
+fn loom_without_a_second_record_a_page_stays_unstable() {
+    a_page_is_clean_after_the_next_sync(|generations, word| {
+        let is_unstable = generations.is_synced(PAGE) && word.load().is_unstable();
+        is_unstable.then(|| word.clear_unstable())
+    });
 }
 
 fn spawn(file: &Arc<UnsyncedFile>, body: fn(&UnsyncedFile)) -> thread::JoinHandle<()> {
