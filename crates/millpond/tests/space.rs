@@ -6,18 +6,22 @@ mod common;
 #[path = "space/random.rs"]
 mod random;
 
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant, SystemTime};
 
 use millpond::direct::{DirectRequest, SegmentList};
-use millpond::{BackendChoice, Backing, Engine, File, OpenOptions};
+use millpond::{BackendChoice, Backing, Engine, File, OpenOptions, WriteMode};
 
 use rustix::fs::FallocateFlags;
 
 use common::mount::Mount;
 use common::requests::each;
-use common::{engine, in_own_process, read_write, same, skip, temp_dir, write_back};
+use common::{engine, in_own_process, read_write, same, scaled, skip, temp_dir, write_back};
 
 const PAGE: usize = 4096;
 const EXT4_BYTES: u64 = 16 << 20;
@@ -520,13 +524,17 @@ fn blocks_reserved_ahead_are_freed_by_the_last_close() {
                 let metadata = std::fs::metadata(&path).unwrap();
                 (metadata.blocks() * 512).saturating_sub(metadata.len())
             };
+            let reopen = || engine.open(&path, &write_back().backing(backing)).unwrap();
             let grow_and_close = |file: File| {
+                // It has a descriptor of its own.
+                let last = reopen();
                 for _ in 0..5 {
                     file.append(&vec![1; 1 << 20]).unwrap();
                 }
                 file.sync_all().unwrap();
                 let has_reserved_ahead = beyond() >= 64 << 10;
                 file.close().unwrap();
+                last.close().unwrap();
                 // A worker that just syncs the file has the last reference to it.
                 let deadline = Instant::now() + Duration::from_secs(4);
                 while beyond() > 16 * PAGE as u64 && Instant::now() < deadline {
@@ -534,10 +542,64 @@ fn blocks_reserved_ahead_are_freed_by_the_last_close() {
                 }
                 has_reserved_ahead && beyond() <= 16 * PAGE as u64
             };
-            let reopen = || engine.open(&path, &write_back().backing(backing)).unwrap();
             let is_freed = grow_and_close(file) || (1..CLOSES).any(|_| grow_and_close(reopen()));
             assert!(is_freed, "{what}: none reserved ahead, or {} bytes stay", beyond());
             drop((engine, mount));
+        }
+    }
+}
+
+/// Goal: the blocks that the last close frees do not show as a change of the file.
+#[test]
+fn a_close_keeps_the_times_that_were_set_after_the_last_write() {
+    each_case(|Case { what, path, file, engine, mount, .. }| {
+        for _ in 0..5 {
+            file.append(&vec![1; 1 << 20]).unwrap();
+        }
+        file.settle().unwrap();
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        std::fs::File::open(&path).unwrap().set_modified(time).unwrap();
+        file.close().unwrap();
+        drop(engine);
+        let metadata = std::fs::metadata(&path).unwrap();
+        assert_eq!(metadata.modified().unwrap(), time, "{what}");
+        assert_eq!(metadata.len(), 5 << 20, "{what}");
+        drop(mount);
+    });
+}
+
+/// Goal: bytes that a process appends by the description that it has given to the engine stay, beside a close, too.
+#[test]
+fn appends_by_the_callers_description_survive_a_close() {
+    for backing in [Backing::Buffered, Backing::Direct] {
+        let Some(mount) = Mount::ext4(EXT4_BYTES) else { return };
+        let engine = engine(8 << 20, BackendChoice::Threads);
+        for round in 0..scaled(60) {
+            let path = mount.point.join(round.to_string());
+            let mine = std::fs::File::options().append(true).read(true).create(true).open(&path);
+            let mine = mine.unwrap();
+            let options = read_write().append(true).write_mode(WriteMode::Back).backing(backing);
+            let file = engine.from_borrowed_fd(mine.as_fd(), &options).unwrap();
+            file.append(&vec![1; 1 << 20]).unwrap();
+            file.append(&vec![1; 1 << 20]).unwrap();
+            file.sync_all().unwrap();
+            let is_closed = AtomicBool::new(false);
+            let appended = std::thread::scope(|scope| {
+                let appender = scope.spawn(|| {
+                    let mut appended = 0;
+                    while !is_closed.load(SeqCst) {
+                        (&mine).write_all(b"x").unwrap();
+                        appended += 1;
+                    }
+                    appended
+                });
+                file.close().unwrap();
+                is_closed.store(true, SeqCst);
+                appender.join().unwrap()
+            });
+            let len = mine.metadata().unwrap().len();
+            assert_eq!(len, (2 << 20) + appended, "{backing:?}: appended bytes are gone");
+            std::fs::remove_file(&path).unwrap();
         }
     }
 }

@@ -258,12 +258,18 @@ impl Drop for File {
         if cached.handles.fetch_sub(1, AcqRel) > 1 {
             return;
         }
+        // Before the release: a second description hides whether another process has the file open.
+        let fd = self.fd.take();
         if batch::is_open() || callback::is_running() {
             // A thread with an open batch must not wait: it may be completing a fill, whose guard it would
             // wait for. The same holds in a waker (`millpond_rangelock::callback`).
             let workers = Arc::clone(&cached.shared.workers);
-            workers.run(Box::new(move || cached.release()));
+            workers.run(Box::new(move || {
+                drop(fd);
+                cached.release();
+            }));
         } else {
+            drop(fd);
             cached.release();
         }
     }

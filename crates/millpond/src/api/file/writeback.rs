@@ -60,7 +60,8 @@ impl File {
     }
 
     /// [`File::write_back`], and frees space that was preallocated for later writes: so the kernel's
-    /// metadata of the file, its size, its times and its blocks, stays correct until the next write.
+    /// metadata of the file, its size, its times and its blocks, stays correct until the next write. With
+    /// [`Backing::Direct`](crate::Backing::Direct) the last close frees the space, and keeps the times.
     ///
     /// # Errors
     ///

@@ -50,6 +50,7 @@ use crate::inode::CachedFile;
 use crate::inode::space::account::{KnownBlocks, size_limit};
 use crate::io::backend::Seek;
 use crate::io::backend::allocation::{self, Blocks, Company, Overwrites};
+use crate::io::backend::descriptors::Descriptors;
 use crate::options::WriteMode;
 
 /// Smaller files have nothing reserved ahead: they are many, and giving it back takes time. These
@@ -204,8 +205,11 @@ impl Gap {
         // files of which little is reserved ahead are not asked about, and others each time they have doubled.
         if wanted > AHEAD_BYTES_MAX_SHARED && self.size / 2 >= known.asked_at {
             known.asked_at = self.size;
-            known.is_shared = !file.backing.has_second_description()
-                && fd.is_some_and(|fd| allocation::company(fd) == Company::Others);
+            let may_be_inherited =
+                file.backing.descriptors().is_some_and(Descriptors::may_be_inherited);
+            known.is_shared = may_be_inherited && !known.leased
+                || !file.backing.has_second_description()
+                    && fd.is_some_and(|fd| allocation::company(fd) == Company::Others);
         }
         let most = if known.is_shared { AHEAD_BYTES_MAX_SHARED } else { AHEAD_BYTES_MAX };
         let free = fd.map_or(u64::MAX, allocation::free_bytes) / AHEAD_PART_OF_FREE;
@@ -249,10 +253,7 @@ pub(crate) fn extend(file: &CachedFile, size: u64, len: u64) -> io::Result<()> {
         }
         outcome = Some(lengthened);
     };
-    match file.backing.descriptor(true) {
-        Some(fd) if !leased => drop(allocation::alone(fd, give_back)),
-        _ => give_back(),
-    }
+    file.backing.alone(leased, &mut give_back);
     outcome.unwrap_or_else(|| lengthen(file, len))
 }
 

@@ -98,8 +98,10 @@ pub(crate) struct OpenedFor {
 pub(crate) struct Descriptors {
     read: OnceLock<Arc<OwnedFd>>,
     write: OnceLock<Arc<OwnedFd>>,
-    /// No other program has the description of `write`.
+    /// No other program has the description of `write`, and it does not append.
     write_is_own: AtomicBool,
+    /// Another process may have the description of `write`, and a lease does not keep it out.
+    may_be_inherited: AtomicBool,
     direct_read: OnceLock<OwnedFd>,
     direct_write: OnceLock<OwnedFd>,
     seek: OnceLock<OwnedFd>,
@@ -144,11 +146,11 @@ impl Drop for Descriptors {
         let own = [self.direct_read.take(), self.direct_write.take(), self.seek.take()];
         let kernel_copy = self.kernel_copy.take();
         let close = move || {
-            drop((own, kernel_copy));
+            drop((own, kernel_copy, read));
             if let Some(fd) = write.as_deref().filter(|_| frees_blocks) {
                 free_blocks_beyond_end(fd, id);
             }
-            drop((read, write));
+            drop(write);
         };
         if batch::is_open() {
             // Without a thread they are closed here, as the closure is dropped.
@@ -165,7 +167,14 @@ fn free_blocks_beyond_end(fd: &OwnedFd, id: FileId) {
     let is_ours = |stat: &rustix::fs::Stat| FileId::of(stat) == id;
     let cut = || {
         let stat = rustix::fs::fstat(fd).ok().filter(is_ours)?;
-        rustix::fs::ftruncate(fd, stat.st_size as u64).ok()
+        rustix::fs::ftruncate(fd, stat.st_size as u64).ok()?;
+        // The kernel notes a change, and there is none. Permitted to the file's owner.
+        let time = |tv_sec, tv_nsec| rustix::fs::Timespec { tv_sec, tv_nsec };
+        let times = rustix::fs::Timestamps {
+            last_access: time(stat.st_atime, stat.st_atime_nsec as _),
+            last_modification: time(stat.st_mtime, stat.st_mtime_nsec as _),
+        };
+        rustix::fs::futimens(fd, &times).ok()
     };
     allocation::alone(fd.as_fd(), cut);
 }
@@ -196,6 +205,7 @@ impl Descriptors {
             read: OnceLock::new(),
             write: OnceLock::new(),
             write_is_own: AtomicBool::new(false),
+            may_be_inherited: AtomicBool::new(false),
             direct_read: OnceLock::new(),
             direct_write: OnceLock::new(),
             seek: OnceLock::new(),
@@ -241,6 +251,7 @@ impl Descriptors {
             // Before there is a descriptor for writing. Callers are serialised
             // (`CachedFile::open`).
             self.write_is_own.store(is_own && !appends, Relaxed);
+            self.may_be_inherited.store(!is_own, Relaxed);
             if wants_read {
                 // The same number: a duplicate would take a number that the program expects.
                 let _ = self.read.set(Arc::clone(&fd));
@@ -331,6 +342,11 @@ impl Descriptors {
     /// Whether the file has a second description of ours, for direct transfers. It looks like another process's.
     pub(crate) fn has_second_description(&self) -> bool {
         self.direct.is_some() && self.in_place.is_none()
+    }
+
+    /// Whether another process may have the program's description: a lease does not keep it from appending.
+    pub(crate) fn may_be_inherited(&self) -> bool {
+        self.may_be_inherited.load(Relaxed)
     }
 
     /// Has the last close free the blocks beyond the end.

@@ -225,20 +225,28 @@ pub(crate) trait BackingFile: Send + Sync {
     /// append between the check of the length and that. (Punching a hole beyond the end does nothing on ext4, and on
     /// other file systems may remove the bytes of an append.)
     fn free_blocks_beyond(&self, len: u64, leased: bool) {
-        if let Some(descriptors) = self.descriptors().filter(|it| it.has_second_description())
+        if let Some(descriptors) = self.descriptors()
+            && descriptors.has_second_description()
+            && !descriptors.may_be_inherited()
             && !leased
         {
             return descriptors.free_blocks_later();
         }
-        let cut = || {
+        self.alone(leased, &mut || {
             if self.len().is_ok_and(|now| now == len) {
                 // If it fails, the file has blocks beyond its end, as after `fallocate`.
                 let _ = self.set_len(len);
             }
-        };
+        });
+    }
+
+    /// Runs `body` while no other process can make the file longer, if that can be had. `leased`: none can anyhow.
+    fn alone(&self, leased: bool, body: &mut dyn FnMut()) {
         match self.descriptor(true) {
-            Some(fd) if !leased => drop(allocation::alone(fd, cut)),
-            _ => cut(),
+            Some(_) if !leased && self.descriptors().is_some_and(Descriptors::may_be_inherited) => {
+            }
+            Some(fd) if !leased => drop(allocation::alone(fd, body)),
+            _ => body(),
         }
     }
 }
