@@ -160,6 +160,9 @@ macro_rules! calls {
         $row! { settled fn posix_fallocate64/posix_fallocate(fd: c_int, offset: Off,
             len: Off) -> c_int
             => kernel::posix_fallocate64(fd, offset, len), else libc::ENOSYS }
+        $row! { watched fn posix_fadvise64/posix_fadvise(fd: c_int, offset: Off, len: Off,
+            advice: c_int) -> c_int
+            ; after kernel::before_fadvise(fd, offset, len, advice), else libc::ENOSYS, number SYS_fadvise64 }
         $row! { passed fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int
             => kernel::ioctl(fd, request, arg), else -1, number SYS_ioctl }
         $row! { passed fn copy_file_range(from: c_int, from_offset: *mut Off, to: c_int,

@@ -82,6 +82,18 @@ fn offsets() {
     is_as_by_the_kernel_and_served("offsets");
 }
 
+/// Goal: files beyond the limit of mappings and numbers beyond the library's table are the kernel's.
+#[test]
+fn more_files_than_mappings() {
+    is_as_by_the_kernel_and_served("many");
+}
+
+/// Goal: `posix_fadvise(POSIX_FADV_DONTNEED)` drops pages that the library maps.
+#[test]
+fn pages_that_the_program_drops() {
+    is_as_by_the_kernel_and_served("dropped");
+}
+
 /// Goal: the library has no thread in the process, and a close ends locks and mappings.
 #[test]
 fn nothing_is_left_of_a_closed_file() {

@@ -83,6 +83,13 @@ unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
     })
 }
 
+pub fn before_fadvise(fd: c_int, offset: Off, len: Off, advice: c_int) {
+    let (offset, len) = (u64::try_from(offset), u64::try_from(len));
+    if let (libc::POSIX_FADV_DONTNEED, Ok(offset), Ok(len)) = (advice, offset, len) {
+        page_cache::mapped_io::drop_pages(fd, offset, len);
+    }
+}
+
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     const FIONREAD: c_ulong = 0x541b;
     const FIONBIO: c_ulong = 0x5421;

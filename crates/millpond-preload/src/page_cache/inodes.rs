@@ -130,6 +130,13 @@ impl Inodes {
         }
     }
 
+    /// See [`Inode::drop_pages`].
+    pub fn drop_pages(&self, id: FileId, offset: u64, len: u64) {
+        if let Some(entry) = self.entries.get(&id) {
+            entry.inode.drop_pages(offset, len);
+        }
+    }
+
     /// Maps the file by `fd`, which is `len` bytes long.
     pub fn map(&mut self, entry: &'static Entry, fd: RawFd, len: u64) -> Mapped {
         if entry.owner.load(Relaxed) >= 0 || len < PAGE_BYTES {

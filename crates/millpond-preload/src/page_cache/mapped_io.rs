@@ -424,6 +424,18 @@ fn change_file<R>(
     call()
 }
 
+/// Before the kernel drops the pages of `len` bytes at `offset` from its cache: it keeps pages that a process maps, and
+/// this mapping is not the program's.
+pub fn drop_pages(fd: RawFd, offset: u64, len: u64) {
+    if is_on() && inodes::are_any() && !record().is_inside() {
+        section::run(|_| {
+            if let Some(known) = identity::identify(fd) {
+                inodes::lock().drop_pages(known.id, offset, len);
+            }
+        });
+    }
+}
+
 /// `call` cuts the file at `path`, or makes it longer, to `size` bytes.
 pub fn truncate<R>(
     dir: RawFd,

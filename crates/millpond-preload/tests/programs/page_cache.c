@@ -382,6 +382,80 @@ static void limited(int resource)
 	CHECK(pread(fd, page, PAGE, 0) == PAGE && pread(fd, page, PAGE, PAGE) == 0);
 }
 
+/* The pages of a file that the kernel has in its cache. */
+static int cached_pages(int fd)
+{
+	unsigned char pages[SIZE / PAGE];
+	int count = 0;
+	void *map = mmap(NULL, SIZE, PROT_NONE, MAP_SHARED, fd, 0);
+	CHECK(map != MAP_FAILED && mincore(map, SIZE, pages) == 0);
+	for (int page = 0; page < SIZE / PAGE; page++)
+		count += pages[page] & 1;
+	CHECK(munmap(map, SIZE) == 0);
+	return count;
+}
+
+/* The program asks the kernel to drop pages, by the descriptor that reads them, by another one, and by number. */
+static void dropped(void)
+{
+	int fd = make("dropped", SIZE), other = open("dropped", O_RDONLY);
+	CHECK(fsync(fd) == 0);
+	for (int way = 0; way < 3; way++) {
+		warm(fd, SIZE);
+		CHECK(cached_pages(fd) > 0);
+		errno = 77;
+		if (way == 2)
+			CHECK(syscall(SYS_fadvise64, other, (off_t)0, (off_t)SIZE, POSIX_FADV_DONTNEED) == 0);
+		else
+			CHECK(posix_fadvise(way ? other : fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+		CHECK(errno == 77);
+		printf("%d cached\n", cached_pages(fd));
+	}
+	CHECK(posix_fadvise(-1, 0, 0, POSIX_FADV_DONTNEED) == EBADF);
+	CHECK(posix_fadvise(fd, 0, -1, POSIX_FADV_DONTNEED) == EINVAL);
+	CHECK(posix_fadvise(fd, PAGE, 1, POSIX_FADV_DONTNEED) == 0);
+	CHECK(posix_fadvise(fd, INT64_MAX, INT64_MAX, POSIX_FADV_DONTNEED) == 0);
+	char page[PAGE];
+	for (int at = 0; at < SIZE / PAGE; at++)
+		CHECK(pread(fd, page, PAGE, (off_t)at * PAGE) == PAGE && page[PAGE - 1] == 'a' + at % 26);
+}
+
+/* More files than the library maps at a time, and a number beyond those that it knows. */
+static void many(void)
+{
+	enum { FILES_MAX = 4500, HIGH = 70000 };
+	static int fds[FILES_MAX];
+	struct rlimit limit;
+	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	limit.rlim_cur = limit.rlim_max;
+	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	const int files = limit.rlim_max < FILES_MAX + 100 ? (int)limit.rlim_max - 100 : FILES_MAX;
+	printf("%d files\n", files);
+	char name[30], page[PAGE], expected[PAGE];
+	for (int file = 0; file < files; file++) {
+		sprintf(name, "many-%d", file);
+		fds[file] = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
+		memset(expected, 'a' + file % 26, PAGE);
+		CHECK(fds[file] >= 0 && write(fds[file], expected, PAGE) == PAGE && write(fds[file], expected, PAGE) == PAGE);
+		CHECK(unlink(name) == 0);
+	}
+	for (int file = 0; file < files; file++) {
+		memset(expected, 'a' + file % 26, PAGE);
+		for (int read = 0; read < 70; read++)
+			CHECK(pread(fds[file], page, PAGE, read % 2 * PAGE) == PAGE && !memcmp(page, expected, PAGE));
+		CHECK(pwrite(fds[file], "new", 3, 10) == 3);
+		CHECK(pread(fds[file], page, PAGE, 0) == PAGE && !memcmp(page + 10, "new", 3) && page[13] == expected[0]);
+	}
+	if (limit.rlim_max <= HIGH)
+		return;
+	int high = fcntl(fds[0], F_DUPFD, HIGH);
+	CHECK(high == HIGH && pwrite(high, "high", 4, 100) == 4);
+	for (int read = 0; read < 70; read++)
+		CHECK(pread(high, page, PAGE, 0) == PAGE && !memcmp(page + 100, "high", 4));
+	CHECK(pread(fds[0], page, PAGE, 0) == PAGE && !memcmp(page + 100, "high", 4));
+	CHECK(lseek(high, 5, SEEK_SET) == 5 && read(fds[0], page, 1) == 1 && lseek(high, 0, SEEK_CUR) == 6);
+}
+
 int main(int argc, char **argv)
 {
 	if (!strcmp(argv[1], "whole")) whole();
@@ -391,6 +465,8 @@ int main(int argc, char **argv)
 	else if (!strcmp(argv[1], "handler")) in_handler();
 	else if (!strcmp(argv[1], "blocked")) blocked();
 	else if (!strcmp(argv[1], "offsets")) offsets();
+	else if (!strcmp(argv[1], "many")) many();
+	else if (!strcmp(argv[1], "dropped")) dropped();
 	else if (!strcmp(argv[1], "alone")) alone();
 	else if (!strcmp(argv[1], "address-space")) limited(RLIMIT_AS);
 	else if (!strcmp(argv[1], "locked")) limited(-1);

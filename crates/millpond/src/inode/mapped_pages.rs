@@ -33,6 +33,7 @@ use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::io::segment::SegmentIter;
 use crate::page_cache::{Inode, PAGE_BYTES, maps_what_it_reads};
+use crate::sync::MutexExt;
 use crate::{copy, fault};
 
 /// The mapping costs as much as some reads by system call.
@@ -132,6 +133,13 @@ impl MappedPages {
         if !is_mapped {
             self.reads.store(REFUSED, Relaxed);
         }
+    }
+
+    /// Before the kernel is asked to drop pages from its cache, which keeps those that a process maps.
+    pub(crate) fn drop_pages(&self, offset: u64, len: u64) {
+        // A thread that is about to map or unmap the file leaves nothing to drop.
+        let _changing = self.changing.acquire();
+        self.inode.drop_pages(offset, len);
     }
 
     /// Before the descriptors are closed (MB4).

@@ -159,6 +159,21 @@ impl SharedMapping {
         Some(Range { at: word & !(GENERATIONS - 1), len: self.len.load(Relaxed) })
     }
 
+    /// Takes the pages of the bytes from `offset` to `end` out of this process's page table; a later copy brings them
+    /// back. The caller holds the lock under which mappings change.
+    pub(super) fn drop_pages(&self, offset: u64, end: u64) {
+        let word = self.word.load(Relaxed);
+        let end = end.min(self.len.load(Relaxed) as u64);
+        let start = offset & !(PAGE_BYTES - 1);
+        if word < GENERATIONS || start >= end {
+            return;
+        }
+        let at = (word & !(GENERATIONS - 1)) + start as usize;
+        let at = ptr::with_exposed_provenance_mut(at);
+        // SAFETY: addresses of the mapping, which is shared and read-only: its pages are the file's.
+        let _ = unsafe { rustix::mm::madvise(at, (end - start) as usize, Advice::LinuxDontNeed) };
+    }
+
     #[inline]
     pub(super) fn raise_readable(&self, size: u64) {
         if size > self.readable.load(Relaxed) + PAGE_BYTES && self.is_there() {

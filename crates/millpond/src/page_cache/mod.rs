@@ -164,6 +164,17 @@ impl Inode {
         }
     }
 
+    /// Before the kernel is asked to drop the pages of `len` bytes at `offset` from its cache, or, if `len` is 0, all from
+    /// there on: it keeps pages that a process maps. The caller holds the lock under which mappings change.
+    pub fn drop_pages(&self, offset: u64, len: u64) {
+        if self.is_mapped() {
+            let end = if len == 0 { u64::MAX } else { offset.saturating_add(len) };
+            let end = end.min(self.readable());
+            self.mapping.drop_pages(offset, end);
+            residency::windows().forget(self.salt.load(Relaxed), offset, end);
+        }
+    }
+
     /// Whether reads may be served from a mapping.
     #[must_use]
     pub fn is_mapped(&self) -> bool {

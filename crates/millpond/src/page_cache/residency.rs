@@ -69,11 +69,24 @@ impl Windows {
         })
     }
 
+    /// The pages of the bytes from `offset` to `end` may leave the cache: the next read asks.
+    pub(super) fn forget(&self, salt: u64, offset: u64, end: u64) {
+        let windows = offset / WINDOW_BYTES..end.div_ceil(WINDOW_BYTES);
+        for window in windows.take(WINDOWS) {
+            self.entry(salt, window).store(0, Relaxed);
+        }
+    }
+
+    /// Windows of one file lie side by side: a process that reads few files touches few pages of the table.
+    #[inline]
+    fn entry(&self, salt: u64, window: u64) -> &AtomicU64 {
+        &self.entries[salt.wrapping_add(window) as usize % WINDOWS]
+    }
+
     #[inline]
     fn is_window_resident(&self, salt: u64, fd: BorrowedFd<'_>, byte: u64, readable: u64) -> bool {
         let key = key_of(salt, byte / WINDOW_BYTES);
-        // Windows of one file lie side by side: a process that reads few files touches few pages of the table.
-        let entry = &self.entries[salt.wrapping_add(byte / WINDOW_BYTES) as usize % WINDOWS];
+        let entry = self.entry(salt, byte / WINDOW_BYTES);
         let known = entry.load(Relaxed);
         if known >> TAG_SHIFT == key >> TAG_SHIFT && known & CACHED != 0 {
             if now() < known & VALUE {

@@ -187,7 +187,8 @@ impl File {
                 }
             }
             Advice::DontNeed => {
-                if file.mapped_pages.is_some() {
+                if let Some(pages) = &file.mapped_pages {
+                    pages.drop_pages(offset, len);
                     self.advise_kernel(offset, len, rustix::fs::Advice::DontNeed);
                 }
                 file.cache().evict_range(file.core(), file.page_of(offset), file.page_of(end - 1));
