@@ -2,7 +2,9 @@
 
 mod common;
 
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,7 +12,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millpond::queue::Request;
-use millpond::{AsyncFile, BackendChoice, Backing, Engine, Error, File, OpenOptions, WriteMode};
+use millpond::{
+    Advice, AsyncFile, BackendChoice, Backing, Engine, Error, File, OpenOptions, WriteMode,
+};
 
 use common::{engine, has_uring, in_own_process, read_write, run_and_stop, stress_time, temp_dir};
 
@@ -91,6 +95,67 @@ fn reads_are_served_from_the_mapping() {
         assert_eq!(case.engine.stats().fills, 0);
         assert!(std::fs::read(case.path()).unwrap() == expected);
     }
+}
+
+/// Goal: `Advice::DontNeed` drops the kernel's pages, which it keeps while a process maps them.
+#[test]
+fn pages_that_are_not_needed_leave_the_kernels_cache() {
+    let case = Case::warm(BackendChoice::Threads);
+    case.file.sync_all().unwrap();
+    assert!(case.read(0, PAGES * PAGE) == content()[..PAGES * PAGE]);
+    assert_ne!(cached_pages(&case.path()), 0);
+    case.file.advise(0, 0, Advice::DontNeed).unwrap();
+    assert_eq!(cached_pages(&case.path()), 0);
+    assert!(case.read(0, PAGES * PAGE) == content()[..PAGES * PAGE]);
+}
+
+/// The pages of a file that the kernel has in its cache.
+fn cached_pages(path: &std::path::Path) -> usize {
+    let file = std::fs::File::open(path).unwrap();
+    let mut pages = [0_u8; PAGES];
+    // SAFETY: a new mapping of the file, which is not accessed; one byte is written for each of its pages.
+    unsafe {
+        let (rights, flags) = (libc::PROT_NONE, libc::MAP_SHARED);
+        let map = libc::mmap(ptr::null_mut(), PAGES * PAGE, rights, flags, file.as_raw_fd(), 0);
+        assert_ne!(map, libc::MAP_FAILED);
+        assert_eq!(libc::mincore(map, PAGES * PAGE, pages.as_mut_ptr()), 0);
+        assert_eq!(libc::munmap(map, PAGES * PAGE), 0);
+    }
+    pages.iter().filter(|page| **page & 1 != 0).count()
+}
+
+/// Goal: files beyond the limit of mappings have the right bytes.
+#[test]
+fn more_files_than_mappings() {
+    in_own_process("more_files_than_mappings", Duration::from_secs(120), || {
+        const FILES: usize = 4500;
+        let limit = libc::rlimit { rlim_cur: 2 * FILES as u64, rlim_max: 2 * FILES as u64 };
+        // SAFETY: the kernel reads `limit`.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
+            return common::skip("the number of open files is limited");
+        }
+        let dir = temp_dir();
+        let engine = engine(64 << 20, BackendChoice::Threads);
+        let files: Vec<_> = (0..FILES)
+            .map(|number| {
+                let path = dir.path().join(number.to_string());
+                std::fs::write(&path, [number as u8; 2 * PAGE]).unwrap();
+                engine.open(&path, &mapped()).unwrap()
+            })
+            .collect();
+        let before = engine.stats().hits;
+        for (number, file) in files.iter().enumerate() {
+            let mut bytes = [0; 2 * PAGE];
+            for _ in 0..12 {
+                file.read_exact_at(&mut bytes, 0).unwrap();
+                assert_eq!(bytes, [number as u8; 2 * PAGE]);
+            }
+            file.write_all_at(b"new", 10).unwrap();
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            assert_eq!(&bytes[9..14], &[number as u8, b'n', b'e', b'w', number as u8]);
+        }
+        assert!(engine.stats().hits - before > FILES as u64);
+    });
 }
 
 /// Goal: every way to read returns the same bytes, cold and warm, within the file and past its end.
