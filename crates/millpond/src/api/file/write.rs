@@ -20,7 +20,8 @@ impl File {
     ///
     /// [`Error::InvalidRange`] and [`Error::NotPermitted`] as for reads. [`Error::Io`]: no byte was
     /// acknowledged. If the backend accepted only a part before it failed, the length of that part is
-    /// returned instead.
+    /// returned instead. In mode Back reads may return the bytes nevertheless: if another write-back has found the disk
+    /// full since their space was reserved, and they could not be written at once.
     pub fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
         self.write_slice(src, offset, self.dsync)
     }
