@@ -145,8 +145,6 @@ macro_rules! calls {
         $row! { served fn lseek64/lseek/__lseek/llseek(fd: c_int, offset: Off,
             whence: c_int) -> Off
             => descriptor::lseek64(fd, offset, whence), number SYS_lseek }
-        $row! { settled fn ftruncate64/ftruncate(fd: c_int, len: Off) -> c_int
-            => descriptor::ftruncate64(fd, len), number SYS_ftruncate }
 
         // Calls that only the kernel carries out: `kernel`
         $row! { passed fn mmap64/mmap(address: *mut c_void, len: usize, prot: c_int, flags: c_int,
@@ -154,6 +152,8 @@ macro_rules! calls {
             => kernel::mmap64(address, len, prot, flags, fd, offset), number SYS_mmap }
         $row! { passed fn truncate64/truncate(path: Text, len: Off) -> c_int
             => kernel::truncate64(path, len), else -1, number SYS_truncate }
+        $row! { settled fn ftruncate64/ftruncate(fd: c_int, len: Off) -> c_int
+            => kernel::ftruncate64(fd, len), number SYS_ftruncate }
         $row! { settled fn fallocate64/fallocate(fd: c_int, mode: c_int, offset: Off,
             len: Off) -> c_int
             => kernel::fallocate64(fd, mode, offset, len), else -1, number SYS_fallocate }

@@ -1,4 +1,4 @@
-//! Calls on the descriptor itself: `close`, `dup`, `fcntl`, `lseek`, `ftruncate`.
+//! Calls on the descriptor itself: `close`, `dup`, `fcntl`, `lseek`.
 
 use std::ffi::{CStr, c_int, c_uint};
 
@@ -498,20 +498,4 @@ pub unsafe fn lseek64(fd: c_int, offset: libc::off64_t, whence: c_int) -> libc::
         seek(fd, offset, whence)
     };
     to_libc(moved) as libc::off64_t
-}
-
-pub unsafe fn ftruncate64(fd: c_int, len: libc::off64_t) -> c_int {
-    to_libc(during([fd, -1], || truncate_open(fd, len))) as c_int
-}
-
-fn truncate_open(fd: c_int, len: libc::off64_t) -> isize {
-    // SAFETY: no memory involved.
-    let by_kernel = || unsafe { sys!(libc::SYS_ftruncate, fd, len) };
-    if page_cache::is_on() {
-        return page_cache::mapped_io::change(fd, u64::try_from(len).ok(), by_kernel);
-    }
-    if multi_open::may_not_write(fd) {
-        return -libc::EINVAL as isize;
-    }
-    writeback_policy::change_by_kernel(fd, by_kernel)
 }

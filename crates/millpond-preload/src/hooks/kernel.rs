@@ -40,47 +40,43 @@ pub unsafe fn mmap64(
     std::ptr::with_exposed_provenance_mut(to_libc(result) as usize)
 }
 
-pub unsafe fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
-    point();
-    // SAFETY: as the caller vouches to `fallocate64`.
-    during([fd, -1], || unsafe { allocate(fd, mode, offset, len) })
+/// The kernel changes the file at `fd`. `cut`: the size that it has then at most, if it may get shorter. `refuse`: the
+/// result where the description may not write, which the kernel does not know.
+fn change<R: Copy>(
+    fd: c_int,
+    cut: Option<u64>,
+    refuse: impl FnOnce() -> R,
+    call: impl FnOnce() -> R,
+) -> R {
+    during([fd, -1], || {
+        if page_cache::is_on() {
+            page_cache::mapped_io::change(fd, cut, call)
+        } else if may_not_write(fd) {
+            refuse()
+        } else {
+            writeback_policy::change_by_kernel(fd, call)
+        }
+    })
 }
 
-unsafe fn allocate(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
-    if page_cache::is_on() {
-        const SHORTENS: c_int = libc::FALLOC_FL_COLLAPSE_RANGE;
-        let cut = (mode & SHORTENS != 0).then_some(0);
-        // SAFETY: as the caller vouches to `fallocate64`.
-        let call = || unsafe { libc_calls::fallocate64(fd, mode, offset, len) };
-        return page_cache::mapped_io::change(fd, cut, call);
-    }
-    if may_not_write(fd) {
-        return fail(libc::EBADF) as c_int;
-    }
+pub unsafe fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
+    point();
+    let cut = (mode & libc::FALLOC_FL_COLLAPSE_RANGE != 0).then_some(0);
     // SAFETY: as the caller vouches to `fallocate64`.
-    writeback_policy::change_by_kernel(fd, || unsafe {
-        libc_calls::fallocate64(fd, mode, offset, len)
-    })
+    let call = || unsafe { libc_calls::fallocate64(fd, mode, offset, len) };
+    change(fd, cut, || fail(libc::EBADF) as c_int, call)
 }
 
 pub unsafe fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int {
     // SAFETY: as the caller vouches to `posix_fallocate64`.
-    during([fd, -1], || unsafe { reserve(fd, offset, len) })
+    let call = || unsafe { libc_calls::posix_fallocate64(fd, offset, len) };
+    change(fd, None, || libc::EBADF, call)
 }
 
-unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
-    if page_cache::is_on() {
-        // SAFETY: as the caller vouches to `posix_fallocate64`.
-        let call = || unsafe { libc_calls::posix_fallocate64(fd, offset, len) };
-        return page_cache::mapped_io::change(fd, None, call);
-    }
-    if may_not_write(fd) {
-        return libc::EBADF;
-    }
-    // SAFETY: as the caller vouches to `posix_fallocate64`.
-    writeback_policy::change_by_kernel(fd, || unsafe {
-        libc_calls::posix_fallocate64(fd, offset, len)
-    })
+pub unsafe fn ftruncate64(fd: c_int, len: Off) -> c_int {
+    // SAFETY: no memory involved.
+    let call = || unsafe { sys!(libc::SYS_ftruncate, fd, len) };
+    to_libc(change(fd, u64::try_from(len).ok(), || -libc::EINVAL as isize, call)) as c_int
 }
 
 pub fn before_fadvise(fd: c_int, offset: Off, len: Off, advice: c_int) {
