@@ -81,7 +81,7 @@ pub fn retire() {
         while !own_threads::are_gone() && Instant::now() < end {
             std::thread::sleep(PAUSE);
             // A call in flight may have made the last use of a description.
-            registry::lock().end_closing();
+            registry::lock().closing.end();
         }
     });
 }

@@ -8,7 +8,6 @@ use crate::files::registry::{Registry, STDERR};
 use crate::files::table::{self, NumberState};
 use crate::files::{lease, process_locks};
 use crate::report::reason::Reason;
-use crate::runtime::thread::Snapshot;
 
 impl Registry {
     /// The program is about to take a POSIX lock on the file behind `fd`. A file that descriptions share is handed over
@@ -132,10 +131,10 @@ impl Registry {
             end_locks(description.kernel_fd());
         }
         description.stop_hits();
-        self.closing.push((Snapshot::take(), description));
+        self.closing.add(description);
         if others_share {
             self.release_readers(id);
         }
-        self.end_closing();
+        self.closing.end();
     }
 }

@@ -3,9 +3,10 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use crate::files::identity::FileId;
 use crate::files::open_file::OpenFile;
 use crate::files::{pending_close, table};
-use crate::runtime::thread::record;
+use crate::runtime::thread::{Snapshot, record};
 
 /// A description that cannot end while this exists. Dropped in a section.
 pub struct Pin {
@@ -55,7 +56,7 @@ impl Drop for Pin {
 }
 
 /// Gives up a reference; the last one returns the description to the pool. In a section.
-pub fn unpin(description: &OpenFile) {
+fn unpin(description: &OpenFile) {
     if description.unpin() {
         end(description);
     }
@@ -70,4 +71,32 @@ fn end(description: &OpenFile) {
         pending_close::add(description.kernel_fd(), id);
     }
     description.recycle();
+}
+
+/// Closed descriptions that a reading section may still look at. The registry is locked.
+pub struct Closed(pub Vec<(Snapshot, &'static OpenFile)>);
+
+impl Closed {
+    /// No slot has it any more.
+    pub fn add(&mut self, description: &'static OpenFile) {
+        self.0.push((Snapshot::take(), description));
+    }
+
+    /// Ends those that no reading section can still look at.
+    pub fn end(&mut self) {
+        self.0.retain_mut(|(readers, description)| {
+            let is_over = readers.is_over();
+            if is_over {
+                unpin(description);
+            }
+            !is_over
+        });
+    }
+
+    /// Whether a description of the file may still be looked at; ends those that are not.
+    pub fn has(&mut self, id: FileId) -> bool {
+        self.end();
+        // SAFETY: the registry is locked.
+        self.0.iter().any(|(_, description)| unsafe { description.cold() }.id == id)
+    }
 }

@@ -31,7 +31,7 @@ use crate::files::identity::{self, FileId};
 use crate::files::lease::Break;
 use crate::files::offset::IN_KERNEL;
 use crate::files::open_file::{Access, OpenFile};
-use crate::files::pin::{Pin, unpin};
+use crate::files::pin::{Closed, Pin};
 use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, NumberState};
 use crate::files::unshare::{pass_together, unshare_descriptions};
@@ -39,15 +39,13 @@ use crate::files::{lease, mode_back, pending_close, process_locks, unserved};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::lock::{Lock, LockGuard};
-use crate::runtime::thread::{self, Snapshot};
-use crate::runtime::{config, section};
+use crate::runtime::{config, section, thread};
 
 /// See the module header.
 pub struct Registry {
     pub(in crate::files) inodes: BTreeMap<FileId, Inode>,
     pub(in crate::files) serving: Serving,
-    /// Closed descriptions that a reading section may still look at.
-    pub(in crate::files) closing: Closed,
+    pub closing: Closed,
     /// The program has met the limit of open descriptors.
     is_crowded: bool,
 }
@@ -137,7 +135,7 @@ impl Registry {
         Self {
             inodes: BTreeMap::new(),
             serving: Serving::new(),
-            closing: Vec::new(),
+            closing: Closed(Vec::new()),
             is_crowded: false,
         }
     }
@@ -146,7 +144,7 @@ impl Registry {
     /// It is a regular file in a served directory; `refusal` is a reason not to serve it, if there
     /// is one already, such as its file system.
     pub fn describe(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
-        self.end_closing();
+        self.closing.end();
         self.serving.tell_lost_keeper();
         if matches!(table::get(fd), NumberState::File(_)) {
             self.forget_lost(fd);
@@ -255,8 +253,7 @@ impl Registry {
     }
 
     pub(in crate::files) fn serve(&mut self, opened: &Opened) -> Result<(RawFd, File), Reason> {
-        let closing = &mut self.closing;
-        self.serving.serve(opened, lease_broken, || is_closing(closing, opened.id))
+        self.serving.serve(opened, lease_broken, &mut self.closing)
     }
 
     /// The program is about to open `id`, which would wait for our own lease. Makes way: R2.
@@ -311,9 +308,9 @@ impl Registry {
                 table::set(fd, NumberState::File(fresh));
             }
             *description = fresh;
-            self.closing.push((Snapshot::take(), old));
+            self.closing.add(old);
         }
-        self.end_closing();
+        self.closing.end();
     }
 
     /// The program is about to get a way to read and write that no hook sees: it gets all files
@@ -344,14 +341,14 @@ impl Registry {
             inode.descriptions.retain(|description| {
                 if !stays(description) {
                     description.stop_hits();
-                    closing.push((Snapshot::take(), description));
+                    closing.add(description);
                 }
                 stays(description)
             });
             !inode.descriptions.is_empty()
         });
         self.serving.end();
-        self.end_closing();
+        self.closing.end();
     }
 
     /// Leaves `fd` to the kernel for good, if it is UNSERVED.
@@ -394,7 +391,7 @@ impl Registry {
             self.pass_file(*id, Reason::Descriptors);
             self.renew(*id, Reason::Descriptors);
         }
-        self.end_closing();
+        self.closing.end();
         !ids.is_empty()
     }
 
@@ -404,7 +401,7 @@ impl Registry {
         self.inodes
             .values()
             .flat_map(of_inode)
-            .chain(self.closing.iter().map(|(_, description)| *description))
+            .chain(self.closing.0.iter().map(|(_, description)| *description))
             .map(OpenFile::kernel_fd)
             .filter(|fd| *fd >= 0)
             .chain(pending_close::fds())
@@ -419,11 +416,8 @@ impl Registry {
 
     /// The file behind `fd`, if this is its last number.
     pub fn last_slot_of(&self, fd: RawFd) -> Option<FileId> {
-        let description = table::description(fd)?;
-        // SAFETY: the registry is locked.
-        let cold = unsafe { description.cold() };
         let is_alone = |inode: &Inode| inode.descriptions.len() == 1;
-        (cold.slots == 1 && self.inodes.get(&cold.id).is_none_or(is_alone)).then_some(cold.id)
+        self.last_number_of(fd).filter(|id| self.inodes.get(id).is_none_or(is_alone))
     }
 
     /// The file of the description at `fd`, if that has no other number.
@@ -433,36 +427,6 @@ impl Registry {
         let cold = unsafe { description.cold() };
         (cold.slots == 1).then_some(cold.id)
     }
-
-    /// Whether a closed description of the file may still be looked at; ends those that are not.
-    pub fn is_closing(&mut self, id: FileId) -> bool {
-        is_closing(&mut self.closing, id)
-    }
-
-    pub fn end_closing(&mut self) {
-        end_closing(&mut self.closing);
-    }
-}
-
-pub type Closed = Vec<(Snapshot, &'static OpenFile)>;
-
-/// Ends the closed descriptions that no reading section can still look at. The registry is locked.
-fn end_closing(closing: &mut Closed) {
-    let mut index = 0;
-    while index < closing.len() {
-        if closing[index].0.is_over() {
-            let (_, description) = closing.swap_remove(index);
-            unpin(description);
-        } else {
-            index += 1;
-        }
-    }
-}
-
-fn is_closing(closing: &mut Closed, id: FileId) -> bool {
-    end_closing(closing);
-    // SAFETY: the registry is locked.
-    closing.iter().any(|(_, description)| unsafe { description.cold() }.id == id)
 }
 
 /// See [`Registry::release_all_files`]; not for the library's own work.

@@ -11,6 +11,7 @@ use millpond::{BackendChoice, Backing, Engine, EngineBuilder, File, OpenOptions,
 use crate::files::identity::{self, FileId};
 use crate::files::lease::{self, Broken};
 use crate::files::open_file::Access;
+use crate::files::pin::Closed;
 use crate::files::table::{self, NumberState};
 use crate::files::{mode_back, pending_close, pressure, process_locks};
 use crate::report::reason::Reason;
@@ -57,13 +58,12 @@ impl Serving {
     }
 
     /// Has the engine open the file: its duplicate, which carries the lease, and the file. The
-    /// registry is locked; `is_closing` says whether a description of the file has been closed here
-    /// and may still be in use.
+    /// registry is locked.
     pub fn serve(
         &mut self,
         opened: &Opened,
         broken: Broken,
-        is_closing: impl FnMut() -> bool,
+        closed: &mut Closed,
     ) -> Result<(RawFd, File), Reason> {
         let Opened { fd, id, access, is_first } = *opened;
         let engine = self.engine()?;
@@ -86,7 +86,7 @@ impl Serving {
         // SAFETY: the duplicate was made above.
         let owned = unsafe { OwnedFd::from_raw_fd(copy) };
         // `registry.R4`: the lease first.
-        take_lease(copy, opened, broken, is_closing)?;
+        take_lease(copy, opened, broken, closed)?;
         // Plain direct backing opens the file again, which a write lease of our own would keep
         // waiting.
         let backing = match config::get().backing {
@@ -157,7 +157,7 @@ fn take_lease(
     fd: RawFd,
     opened: &Opened,
     broken: Broken,
-    mut is_closing: impl FnMut() -> bool,
+    closed: &mut Closed,
 ) -> Result<(), Reason> {
     const TRIES_MAX: usize = 500;
     const PAUSE: Duration = Duration::from_micros(200);
@@ -166,9 +166,8 @@ fn take_lease(
         if taken != Err(Reason::OpenElsewhere) {
             return taken;
         }
-        // First, because it ends closed descriptions.
-        let is_closing = is_closing();
-        let is_ours = is_closing
+        // `has` first, because it ends closed descriptions.
+        let is_ours = closed.has(opened.id)
             || pending_close::is_lingering(opened.id)
             || pending_close::is_leaving(opened.id);
         // In a handler that interrupted a hit, what we would wait for is ourselves.

@@ -222,10 +222,10 @@ impl Closing {
             }
             let in_vain = WAITED_IN_VAIN.load(Relaxed);
             let patience = if in_vain { PATIENCE_AFTER } else { PATIENCE };
-            let is_reading = await_closed(patience, || lock().is_closing(self.id));
+            let is_reading = await_closed(patience, || lock().closing.has(self.id));
             WAITED_IN_VAIN.store(is_reading, Relaxed);
             // Not longer: a descriptor that the program has opened past the library may have the number by now.
-            await_closed(PATIENCE_AFTER, || lock().is_closing(self.id) || is_lingering(self.id));
+            await_closed(PATIENCE_AFTER, || lock().closing.has(self.id) || is_lingering(self.id));
         });
         self.failed
     }
