@@ -39,6 +39,17 @@ pub enum At {
     Byte(i64),
 }
 
+impl At {
+    /// The offset argument of the kernel's call, which looks at it only if the call has one.
+    #[inline(always)]
+    pub fn arg(self) -> i64 {
+        match self {
+            At::Offset => 0,
+            At::Byte(offset) => offset,
+        }
+    }
+}
+
 /// A lock-free read that hits; the fast half of `read` and `pread`.
 ///
 /// # Safety

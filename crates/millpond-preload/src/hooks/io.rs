@@ -42,7 +42,7 @@ pub unsafe fn read_one(
         return unsafe { page_cache::mapped_io::read_one(fd, buf, len, at, by_libc) };
     }
     if unserved_calls::is_kernels(fd) {
-        return by_libc(fd, buf, len, offset_of(at));
+        return by_libc(fd, buf, len, at.arg());
     }
     if let NumberState::Unserved = table::get(fd) {
         return unserved_one(fd, buf, len, at, Direction::Read, by_libc);
@@ -67,7 +67,7 @@ unsafe fn read_known(
     }
     let memory = Memory::One(buf.cast(), len);
     // SAFETY: as above.
-    unsafe { through(fd, memory, at, Direction::Read, || by_libc(fd, buf, len, offset_of(at))) }
+    unsafe { through(fd, memory, at, Direction::Read, || by_libc(fd, buf, len, at.arg())) }
 }
 
 /// A write of one buffer.
@@ -81,23 +81,14 @@ pub unsafe fn write_one(
 ) -> isize {
     let buf = buf.cast_mut();
     if page_cache::is_on() {
-        return page_cache::mapped_io::write(fd, len, at, || by_libc(fd, buf, len, offset_of(at)));
+        return page_cache::mapped_io::write(fd, len, at, || by_libc(fd, buf, len, at.arg()));
     }
     if unserved_calls::is_kernels(fd) {
-        return by_libc(fd, buf, len, offset_of(at));
+        return by_libc(fd, buf, len, at.arg());
     }
     let memory = Memory::One(buf.cast(), len);
     // SAFETY: the caller's duty.
-    unsafe { through(fd, memory, at, Direction::Write, || by_libc(fd, buf, len, offset_of(at))) }
-}
-
-/// The kernel's argument for it: nothing that is looked at, if it is the description's own.
-#[inline(always)]
-fn offset_of(at: At) -> Off {
-    match at {
-        At::Offset => 0,
-        At::Byte(offset) => offset,
-    }
+    unsafe { through(fd, memory, at, Direction::Write, || by_libc(fd, buf, len, at.arg())) }
 }
 
 #[inline(always)]
@@ -119,9 +110,9 @@ unsafe fn read_many_mapped(
 ) -> isize {
     let Memory::Many(vectors, count) = memory else { return by_libc() };
     let len = vectors_len(vectors, count);
-    page_cache::mapped_io::read_many(fd, len, at, |offset| match (at, offset) {
+    page_cache::mapped_io::read_many(fd, len, at, |place| match (at, place) {
         // SAFETY: the caller's duty.
-        (At::Offset, Some(offset)) => unsafe {
+        (At::Offset, At::Byte(offset)) => unsafe {
             libc_calls::preadv64(fd, vectors, count as c_int, offset)
         },
         _ => by_libc(),
@@ -190,7 +181,7 @@ fn unserved_one(
     direction: Direction,
     by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
-    match unserved(fd, direction, || by_libc(fd, buf, len, offset_of(at))) {
+    match unserved(fd, direction, || by_libc(fd, buf, len, at.arg())) {
         Some(result) => result,
         // SAFETY: the caller of the hook vouches for the memory.
         None => unsafe { served_one(fd, buf, len, at, direction, by_libc) },
@@ -208,7 +199,7 @@ unsafe fn served_one(
     direction: Direction,
     by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
-    let by_libc = || by_libc(fd, buf, len, offset_of(at));
+    let by_libc = || by_libc(fd, buf, len, at.arg());
     // SAFETY: the caller's duty.
     unsafe { served(fd, Memory::One(buf.cast(), len), at, direction, by_libc) }
 }

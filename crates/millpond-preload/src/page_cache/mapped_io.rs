@@ -163,7 +163,7 @@ pub unsafe fn read_one(
     by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
     let Some(open) = Open::of(fd, Direction::Read) else {
-        let result = by_libc(fd, buf, len, offset_of(at));
+        let result = by_libc(fd, buf, len, at.arg());
         count_first(fd, Direction::Read, result);
         return result;
     };
@@ -189,8 +189,8 @@ pub unsafe fn read_one(
     }
     read_slow(&open, len, at, |at| match at {
         // SAFETY: the caller's duty.
-        Some(offset) => unsafe { libc_calls::pread64(fd, buf, len, offset) },
-        None => by_libc(fd, buf, len, offset_of(at_of(at))),
+        At::Byte(offset) => unsafe { libc_calls::pread64(fd, buf, len, offset) },
+        At::Offset => by_libc(fd, buf, len, 0),
     })
 }
 
@@ -221,28 +221,12 @@ fn report_first(fd: RawFd, number: &Number, direction: Direction, result: isize)
     descriptors::find_row(fd, number).inspect(|row| row.passed(result, writes));
 }
 
-fn at_of(offset: Option<Off>) -> At {
-    offset.map_or(At::Offset, At::Byte)
-}
-
-/// The offset argument of the call: unused if the call is at the description's own offset.
-#[inline(always)]
-fn offset_of(at: At) -> Off {
-    match at {
-        At::Offset => 0,
-        At::Byte(offset) => offset,
-    }
-}
-
-/// A read of several buffers, `len` bytes together. `call`: at an offset, or at the description's own.
-pub fn read_many(fd: c_int, len: usize, at: At, call: impl Fn(Option<Off>) -> isize) -> isize {
+/// A read of several buffers, `len` bytes together.
+pub fn read_many(fd: c_int, len: usize, at: At, call: impl Fn(At) -> isize) -> isize {
     match Open::of(fd, Direction::Read) {
         Some(open) => read_slow(&open, len, at, call),
         None => {
-            let result = call(match at {
-                At::Offset => None,
-                At::Byte(offset) => Some(offset),
-            });
+            let result = call(at);
             count_first(fd, Direction::Read, result);
             result
         }
@@ -250,18 +234,16 @@ pub fn read_many(fd: c_int, len: usize, at: At, call: impl Fn(Option<Off>) -> is
 }
 
 #[inline(never)]
-fn read_slow(open: &Open, len: usize, at: At, call: impl Fn(Option<Off>) -> isize) -> isize {
+fn read_slow(open: &Open, len: usize, at: At, call: impl Fn(At) -> isize) -> isize {
     open.prepare_slow(at);
     let result = match at {
-        At::Byte(offset) if offset >= 0 => {
-            open.read_by_kernel(offset as u64, len, || call(Some(offset)))
-        }
-        At::Byte(offset) => call(Some(offset)),
+        At::Byte(offset) if offset >= 0 => open.read_by_kernel(offset as u64, len, || call(at)),
+        At::Byte(_) => call(at),
         At::Offset => loop {
             let Some((start, word)) = position::begin_read(open.fd, open.number) else {
-                break call(None);
+                break call(at);
             };
-            let result = open.read_by_kernel(start, len, || call(Some(start as Off)));
+            let result = open.read_by_kernel(start, len, || call(At::Byte(start as Off)));
             let end = start + result.max(0) as u64;
             if result <= 0 || position::end_read(open.number, word, end) {
                 break result;
