@@ -551,7 +551,6 @@ const SOURCES: [(&str, &str); 45] = [
     ("millpond-preload/src/files/unshare.rs", "/proc/self"),
     ("millpond-preload/src/files/process_locks.rs", "/proc"),
     ("millpond-preload/src/hooks/open.rs", "the program's own open"),
-    ("millpond-preload/src/report/lines.rs", "MILLPOND_REPORT_FILE: for tests"),
     ("millpond-preload/src/report/shared_files.rs", "checked by device and inode"),
     ("millpond/src/api/engine.rs", "the caller's path; a FIFO is not waited for"),
     ("millpond/src/api/persist.rs", "the caller's path"),

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::process::Command;
+
 use common::{MODES, Mode, Pond, lines, require, succeed};
 
 /// Runs each shell line with the library and without it, each in a directory of its own, and compares output and
@@ -122,19 +124,24 @@ fn output_by_the_standard_stream() {
     }
 }
 
+/// As by `millpond run`: the process prints the counts of all.
+fn speaking(command: &mut Command) -> &mut Command {
+    command.env_remove("MILLPOND_QUIET").env_remove("MILLPOND_TOTALS")
+}
+
 /// The report line for people goes to the stderr that the process started with, which coreutils close before they
 /// exit.
 #[test]
 fn the_report_is_one_line_on_stderr() {
     let pond = Pond::new();
     std::fs::write(pond.path("a"), lines(1000)).unwrap();
-    let output = common::finish(pond.served("cat").arg("a").env("MILLPOND_QUIET", "0"));
+    let output = common::finish(speaking(pond.served("cat").arg("a")));
     let text = String::from_utf8(output.stderr).unwrap();
     let size = std::fs::metadata(pond.path("a")).unwrap().len();
     let expected =
         format!("millpond: served 1 files, {size} bytes; passed 0 files, 0 bytes to the kernel\n");
     assert_eq!(text, expected);
-    let output = common::finish(pond.served("true").env("MILLPOND_QUIET", "0"));
+    let output = common::finish(speaking(&mut pond.served("true")));
     assert!(output.stderr.is_empty(), "a program without files says nothing");
 }
 
@@ -145,7 +152,7 @@ fn children_are_part_of_the_report() {
     std::fs::write(pond.path("a"), lines(1000)).unwrap();
     let size = std::fs::metadata(pond.path("a")).unwrap().len();
     let script = "cat a >/dev/null; (cat a | wc -c) >/dev/null 2>err; exec tail -c 10 a";
-    let output = common::finish(pond.served("sh").args(["-c", script]).env("MILLPOND_QUIET", "0"));
+    let output = common::finish(speaking(pond.served("sh").args(["-c", script])));
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(text.lines().count(), 1, "{text}");
     let served = format!(" files, {} bytes; passed", 2 * size + 10);

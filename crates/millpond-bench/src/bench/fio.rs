@@ -3,7 +3,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -62,6 +62,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
                 continue;
             }
         };
+        let telling = launcher.iter().filter(|word| *word != "--quiet").cloned().collect();
         let subject = job(MILLPOND, launcher, None, ramp);
         // The kernel and the shim have cached the file before fio starts.
         let short = ramp.min(Duration::from_millis(100));
@@ -72,7 +73,8 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             skip(outcome, case, &error.to_string());
             continue;
         }
-        check_served(&subject, plan).context(format!("{case}: {MILLPOND}"))?;
+        check_served(&job(MILLPOND, telling, None, ramp), plan)
+            .context(format!("{case}: {MILLPOND}"))?;
         outcome.rows.extend(compare(case, &subject, &kernel, &load, plan, length)?);
         match memcpy_shim() {
             Ok(shim) => {
@@ -93,21 +95,17 @@ fn skip(outcome: &mut Outcome, case: &'static str, reason: &str) {
 
 /// Fails unless Millpond serves fio's file: otherwise both runs would measure the kernel.
 fn check_served(subject: &Fio, plan: &Plan) -> io::Result<()> {
-    let report =
-        NamedFile::create(&plan.dir, 0).map_err(|failure| io::Error::other(failure.message))?;
     let mut command = subject.command(Duration::ZERO, plan.slice(250, 250).max(LENGTH_MIN));
-    let output = command.env("MILLPOND_REPORT_FILE", &report.path).output()?;
+    let output = command.output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        return Err(io::Error::other(String::from_utf8_lossy(&output.stderr)));
+        return Err(io::Error::other(stderr));
     }
-    let report = fs::read_to_string(&report.path)?;
-    let figure = |name: &str| -> u64 {
-        report
-            .split_whitespace()
-            .filter_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok())
-            .sum()
-    };
-    let (served, passed) = (figure("served_bytes"), figure("passed_bytes"));
+    let sentence = stderr.split_once("millpond: served ").map_or("", |(_, sentence)| sentence);
+    let mut figures =
+        sentence.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse::<u64>().ok());
+    // Files, then bytes.
+    let [served, passed] = [(); 2].map(|()| figures.nth(1).unwrap_or(0));
     if served == 0 || passed * 20 > served {
         let what = format!("millpond run left {passed} bytes to the kernel, and served {served}");
         return Err(io::Error::other(what));

@@ -1,8 +1,7 @@
-//! The counters of this process, and the line that other programs parse; see `totals` for the line on standard error.
+//! The counters of this process; see `totals` for the line on standard error.
 //!
-//! Threads count in blocks (`runtime::count_words`), whose sums only grow. A line has the counts since the last one.
+//! Threads count in blocks (`runtime::count_words`), whose sums only grow. A report has the counts since the last one.
 
-use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -89,37 +88,7 @@ pub fn totals(stats: Option<Stats>) -> Totals {
     Totals(thread::sums())
 }
 
-/// Whether the lines have the numbers of direct transfers.
+/// Whether the line has the numbers of direct transfers.
 pub fn has_direct_backing() -> bool {
     config::get().backing == Backing::Direct
-}
-
-/// The line that programs parse; `program` is the process's executable.
-pub fn fields(totals: &Totals, program: &str) -> String {
-    let mut line = format!(
-        "pid={} program={} served_files={} served_bytes={} passed_files={} passed_bytes={}",
-        std::process::id(),
-        program,
-        totals.get(SERVED_FILES),
-        totals.get(SERVED_BYTES),
-        totals.passed_files(),
-        totals.passed_bytes(),
-    );
-    for (text, files, bytes) in totals.reasons() {
-        let _ = write!(line, " passed:{text}={files}/{bytes}");
-    }
-    if totals.get(SHRUNK) > 0 {
-        let _ = write!(line, " shrunk={}", totals.get(SHRUNK));
-    }
-    if has_direct_backing() {
-        let _ = write!(
-            line,
-            " direct_reads={} direct_writes={} undirected_files={}",
-            totals.get(DIRECT_READS),
-            totals.get(DIRECT_WRITES),
-            totals.get(UNDIRECTED_FILES),
-        );
-    }
-    line.push('\n');
-    line
 }

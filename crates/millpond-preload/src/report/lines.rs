@@ -1,6 +1,5 @@
-//! Where lines go: to the standard error of the start, and to files.
+//! Lines on the standard error of the start.
 
-use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -67,23 +66,6 @@ fn printable(path: &[u8]) -> String {
 fn warn(line: &str) {
     let stderr = STDERR.load(Relaxed);
     write(if stderr >= 0 { stderr } else { libc::STDERR_FILENO }, line);
-}
-
-/// Appends a line to a file, by one write.
-pub fn append(path: &CStr, line: &str) {
-    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
-    // SAFETY: `path` is NUL-terminated.
-    let fd = unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o644) };
-    if fd >= 0 {
-        append_to(fd as RawFd, line);
-    }
-}
-
-/// Appends a line by a descriptor that was opened for that, and closes it.
-pub fn append_to(fd: RawFd, line: &str) {
-    write(fd, line);
-    // SAFETY: no other code has the descriptor.
-    unsafe { sys!(libc::SYS_close, fd) };
 }
 
 fn write(fd: RawFd, line: &str) {

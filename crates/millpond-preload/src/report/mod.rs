@@ -1,15 +1,7 @@
 //! The report at the end of a process: numbers of served and passed files and bytes, and the reasons.
 //!
-//! One line goes to the stderr that existed at the start (`MILLPOND_QUIET=1` silences it). Another line is appended to
-//! `MILLPOND_REPORT_FILE` for programs that parse it:
-//!
-//! ```text
-//! pid=7 program=/usr/bin/sort served_files=2 served_bytes=512 passed_files=1 passed_bytes=9 \
-//!     passed:inherited=1/9
-//! ```
-//!
-//! With direct backing it also has ` direct_reads=3 direct_writes=4 undirected_files=1`: transfers that
-//! were passed to the kernel with `O_DIRECT`, and served files without direct I/O.
+//! One line goes to the stderr that existed at the start (`MILLPOND_QUIET=1` silences it). With direct backing it also
+//! has transfers that were passed to the kernel with `O_DIRECT`, and served files without direct I/O.
 //!
 //! Of a program and its children only the program itself prints, the totals of all; see `shared_totals`. A program that is
 //! killed prints no line: `millpond run --stats` reports for it.
@@ -38,7 +30,7 @@ use crate::report::counts::Reported;
 use crate::report::totals::Totals;
 use crate::runtime::{config, section};
 
-/// In the report file, and in the shared totals.
+/// In the shared totals.
 static REPORTED: Reported = Reported::nothing();
 /// Of the shared totals, in lines on standard error.
 static PRINTED: Reported = Reported::nothing();
@@ -84,14 +76,10 @@ pub fn report_exec(last: fn() -> Option<Stats>) {
     section::run(|_| report_counts(counts::totals(last())));
 }
 
-/// Appends the new counts to the report file, and adds them to the shared totals.
+/// Adds the new counts to the shared totals.
 fn report_counts(totals: Totals) {
     let new = REPORTED.new_part(totals);
-    if new.is_empty() {
-        return;
+    if !new.is_empty() {
+        shared_totals::add(&new);
     }
-    if let Some(path) = &config::get().report_file {
-        lines::append(path, &counts::fields(&new, &lines::program()));
-    }
-    shared_totals::add(&new);
 }

@@ -14,7 +14,6 @@
 //! | `MILLPOND_HIT_PATH` | `0` switches the lock-free hit path off |
 //! | `MILLPOND_QUIET` | `1`: no line on stderr at the end |
 //! | `MILLPOND_ACCOUNTS` | the memory file to account for files in; see `report::accounts` |
-//! | `MILLPOND_REPORT_FILE` | a file to append one line to at the end; see `report` |
 
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
@@ -40,7 +39,6 @@ pub struct Config {
     /// For tests.
     pub hand_over_seed: Option<u64>,
     pub is_quiet: bool,
-    pub report_file: Option<CString>,
     /// The library's own descriptors get numbers from here on, so that the lowest numbers stay free for
     /// the program.
     pub internal_fd_min: RawFd,
@@ -130,7 +128,6 @@ fn read() -> Config {
         pressure_file: variable(c"MILLPOND_PRESSURE_FILE").and_then(|path| CString::new(path).ok()),
         hand_over_seed: number(c"MILLPOND_HAND_OVER"),
         is_quiet: variable(c"MILLPOND_QUIET") == Some(b"1"),
-        report_file: variable(c"MILLPOND_REPORT_FILE").and_then(|path| CString::new(path).ok()),
         internal_fd_min: internal_fd_min(),
     }
 }

@@ -5,18 +5,29 @@
 #[path = "../../../millpond/tests/common/skip.rs"]
 mod skip;
 
+#[path = "../../src/runtime/count_words.rs"]
+mod count_words;
+#[path = "../../src/report/reason.rs"]
+mod reason;
+
 pub mod table;
 
 mod mount;
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use millpond::keeper::{Address, Server};
+
+use count_words::*;
+use reason::REASONS;
 
 pub use mount::Mount;
 pub use skip::skip;
@@ -52,6 +63,8 @@ pub struct Pond {
     cache_bytes: u64,
     mode: Mode,
     served_files: ServedFiles,
+    /// What processes add their counts to, as children of a run do; see `report::shared_totals`.
+    totals: File,
 }
 
 /// Which files are served.
@@ -137,6 +150,8 @@ pub struct Report {
     pub direct_reads: u64,
     pub direct_writes: u64,
     pub undirected_files: u64,
+    /// How often a cache shrank.
+    pub shrunk: u64,
     pub lines: String,
 }
 
@@ -164,13 +179,24 @@ impl Report {
 
 impl Pond {
     pub fn new() -> Self {
+        let totals = tempfile::tempfile().unwrap();
+        totals.set_len(4096).unwrap();
+        totals.write_all_at(b"mp-sum\x002", 0).unwrap();
         Self {
             served: tempfile::tempdir().unwrap(),
             aside: tempfile::tempdir().unwrap(),
             cache_bytes: 64 << 20,
             mode: Mode::Back,
             served_files: ServedFiles::Eager,
+            totals,
         }
+    }
+
+    /// How a program finds the totals.
+    fn totals_name(&self) -> String {
+        let file = self.totals.metadata().unwrap();
+        let (pid, fd) = (std::process::id(), self.totals.as_raw_fd());
+        format!("/proc/{pid}/fd/{fd}:{}:{}", file.dev(), file.ino())
     }
 
     /// Has its served directory in `dir`.
@@ -227,7 +253,7 @@ impl Pond {
             .env("LD_PRELOAD", library())
             .env("MILLPOND_PATHS", self.served.path().canonicalize().unwrap())
             .env("MILLPOND_CACHE_BYTES", self.cache_bytes.to_string())
-            .env("MILLPOND_REPORT_FILE", self.aside("report"))
+            .env("MILLPOND_TOTALS", self.totals_name())
             // Memory pressure by other programs of the machine shrinks no cache.
             .env("MILLPOND_PRESSURE_FILE", "/dev/null")
             .env("MILLPOND_QUIET", "1");
@@ -254,24 +280,30 @@ impl Pond {
 
     /// The report since the last call.
     pub fn report(&self) -> Report {
-        let lines = std::fs::read_to_string(self.aside("report")).unwrap_or_default();
-        let _ = std::fs::remove_file(self.aside("report"));
-        let mut report = Report::default();
-        for field in lines.split_whitespace() {
-            let Some((name, value)) = field.split_once('=') else { continue };
-            let sum = match name {
-                "served_files" => &mut report.served_files,
-                "served_bytes" => &mut report.served_bytes,
-                "passed_files" => &mut report.passed_files,
-                "passed_bytes" => &mut report.passed_bytes,
-                "direct_reads" => &mut report.direct_reads,
-                "direct_writes" => &mut report.direct_writes,
-                "undirected_files" => &mut report.undirected_files,
-                _ => continue,
-            };
-            *sum += value.parse::<u64>().unwrap();
+        let mut words = [0; 8 * WORDS];
+        self.totals.read_exact_at(&mut words, 8).unwrap();
+        self.totals.write_all_at(&[0; 8 * WORDS], 8).unwrap();
+        let word = |index: usize| u64::from_ne_bytes(words[8 * index..][..8].try_into().unwrap());
+        let mut report = Report {
+            served_files: word(SERVED_FILES),
+            served_bytes: word(SERVED_BYTES),
+            direct_reads: word(DIRECT_READS),
+            direct_writes: word(DIRECT_WRITES),
+            undirected_files: word(UNDIRECTED_FILES),
+            shrunk: word(SHRUNK),
+            ..Report::default()
+        };
+        for (index, (_, reason)) in REASONS.iter().enumerate() {
+            // An addition may be lost of which the bytes were taken back.
+            let bytes = word(PASSED_BYTES + index).cast_signed().max(0).cast_unsigned();
+            let files = word(PASSED_FILES + index);
+            report.passed_files += files;
+            report.passed_bytes += bytes;
+            if files != 0 || bytes != 0 {
+                report.lines += &format!(" passed:{reason}={files}/{bytes}");
+            }
         }
-        report.lines = lines;
+        report.lines = format!("{report:?}");
         report
     }
 
