@@ -335,13 +335,6 @@ pub fn write(fd: c_int, len: usize, at: At, call: impl FnOnce() -> isize) -> isi
 
 #[inline]
 fn write_file(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) -> isize {
-    let result = write_counted(open, len, at, call);
-    open.count_passed(Direction::Write, result);
-    result
-}
-
-#[inline]
-fn write_counted(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) -> isize {
     let number = open.number;
     // It is in the thread's list by its address: it is not moved.
     let in_progress = InProgress::new(open.record, Some(number));
@@ -379,6 +372,7 @@ fn write_counted(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) ->
             position::unlock(number, in_progress.owner(), Some(end));
         }
     }
+    open.count_passed(Direction::Write, result);
     result
 }
 
