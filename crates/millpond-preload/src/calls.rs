@@ -75,20 +75,16 @@ macro_rules! calls {
                 move || libc_calls::pwritev64(fd, vectors, count, offset)), else -1, number SYS_pwritev }
         $row! { served fn preadv64v2/preadv2(fd: c_int, vectors: Vectors, count: c_int,
             offset: Off, flags: c_int) -> isize
-            => io::preadv2(fd, io::many(vectors, count), offset, flags,
-                move || libc_calls::preadv64v2(fd, vectors, count, offset, flags)), else -1 }
+            => io::preadv2(fd, vectors, count, offset, flags), else -1 }
         $row! { served fn pwritev64v2/pwritev2(fd: c_int, vectors: Vectors, count: c_int,
             offset: Off, flags: c_int) -> isize
-            => io::pwritev2(fd, io::many(vectors, count), offset, flags,
-                move |flags| libc_calls::pwritev64v2(fd, vectors, count, offset, flags)), else -1 }
+            => io::pwritev2(fd, vectors, count, offset, flags), else -1 }
         $row! { served number SYS_preadv2 (fd: c_int, vectors: Vectors, count: c_int, offset: Off,
             _upper: usize, flags: c_int)
-            => io::preadv2(fd, io::many(vectors, count), offset, flags,
-                move || libc_calls::preadv64v2(fd, vectors, count, offset, flags)) }
+            => io::preadv2(fd, vectors, count, offset, flags) }
         $row! { served number SYS_pwritev2 (fd: c_int, vectors: Vectors, count: c_int, offset: Off,
             _upper: usize, flags: c_int)
-            => io::pwritev2(fd, io::many(vectors, count), offset, flags,
-                move |flags| libc_calls::pwritev64v2(fd, vectors, count, offset, flags)) }
+            => io::pwritev2(fd, vectors, count, offset, flags) }
 
         // open: `open`
         $row! { served fn openat64/openat(dir: c_int, path: Text, flags: c_int,
@@ -183,11 +179,11 @@ macro_rules! calls {
             flags: c_int) -> c_int
             ; after kernel::before_sendmmsg(messages, count), else -1, number SYS_sendmmsg }
         $row! { passed fn aio_read64/aio_read(block: *mut c_void) -> c_int
-            ; after kernel::with_block(block, kernel::release_to_aio), else -1 }
+            ; after kernel::release_to_aio(block), else -1 }
         $row! { passed fn aio_fsync64/aio_fsync(operation: c_int, block: *mut c_void) -> c_int
-            ; after kernel::with_block(block, kernel::release_to_aio), else -1 }
+            ; after kernel::release_to_aio(block), else -1 }
         $row! { passed fn aio_write64/aio_write(block: *mut c_void) -> c_int
-            ; after kernel::with_block(block, kernel::release_to_aio), else -1 }
+            ; after kernel::release_to_aio(block), else -1 }
         $row! { passed fn lio_listio64/lio_listio(mode: c_int, list: *const *mut c_void,
             count: c_int, event: *mut c_void) -> c_int
             ; after kernel::before_lio_listio(list, count), else -1 }
@@ -196,8 +192,8 @@ macro_rules! calls {
         $row! { passed fn __vdprintf_chk(fd: c_int, flag: c_int, format: Text,
             args: *mut c_void) -> c_int
             ; after release_to_libc(fd), else -1 }
-        $row! { passed variadic dprintf => kernel::before_dprintf }
-        $row! { passed variadic __dprintf_chk => kernel::before_dprintf }
+        $row! { passed variadic dprintf => release_to_libc }
+        $row! { passed variadic __dprintf_chk => release_to_libc }
         $row! { passed fn backtrace_symbols_fd/__backtrace_symbols_fd(addresses: *const *mut c_void,
             count: c_int, fd: c_int) -> ()
             ; after release_to_libc(fd), else () }
@@ -226,33 +222,22 @@ macro_rules! calls {
             buf: *mut libc::statx) -> c_int
             => stat::statx(dir, path, flags, mask, buf), number SYS_statx }
         // They look at every file of a tree.
-        $row! { settled fn ftw(path: Text, visit: *const c_void, fds: c_int) -> c_int
+        $row! { settled fn ftw64/ftw(path: Text, visit: *const c_void, fds: c_int) -> c_int
             ; after settle_all(), else -1 }
-        $row! { settled fn ftw64(path: Text, visit: *const c_void, fds: c_int) -> c_int
-            ; after settle_all(), else -1 }
-        $row! { settled fn nftw(path: Text, visit: *const c_void, fds: c_int,
+        $row! { settled fn nftw64/nftw(path: Text, visit: *const c_void, fds: c_int,
             flags: c_int) -> c_int
             ; after settle_all(), else -1 }
-        $row! { settled fn nftw64(path: Text, visit: *const c_void, fds: c_int,
-            flags: c_int) -> c_int
-            ; after settle_all(), else -1 }
-        $row! { settled fn fts_open(paths: Argv, options: c_int,
+        $row! { settled fn fts64_open/fts_open(paths: Argv, options: c_int,
             compare: *const c_void) -> *mut c_void
             ; after settle_all(), else null_mut() }
-        $row! { settled fn fts64_open(paths: Argv, options: c_int,
-            compare: *const c_void) -> *mut c_void
+        $row! { settled fn fts64_read/fts_read(tree: *mut c_void) -> *mut c_void
             ; after settle_all(), else null_mut() }
-        $row! { settled fn fts_read(tree: *mut c_void) -> *mut c_void
+        $row! { settled fn fts64_children/fts_children(tree: *mut c_void, options: c_int) -> *mut c_void
             ; after settle_all(), else null_mut() }
-        $row! { settled fn fts64_read(tree: *mut c_void) -> *mut c_void
-            ; after settle_all(), else null_mut() }
-        $row! { settled fn fts_children(tree: *mut c_void, options: c_int) -> *mut c_void
-            ; after settle_all(), else null_mut() }
-        $row! { settled fn fts64_children(tree: *mut c_void, options: c_int) -> *mut c_void
-            ; after settle_all(), else null_mut() }
-        $row! { served fn fsync(fd: c_int) -> c_int => stat::fsync(fd), else -1, number SYS_fsync }
+        $row! { served fn fsync(fd: c_int) -> c_int
+            => stat::sync(fd, false, || libc_calls::fsync(fd)), else -1, number SYS_fsync }
         $row! { served fn fdatasync(fd: c_int) -> c_int
-            => stat::fdatasync(fd), else -1, number SYS_fdatasync }
+            => stat::sync(fd, true, || libc_calls::fdatasync(fd)), else -1, number SYS_fdatasync }
         $row! { settled fn sync() -> (); after settle_all(), else (), number SYS_sync }
         $row! { settled fn syncfs(fd: c_int) -> c_int
             ; after settle_all(), else -1, number SYS_syncfs }
@@ -500,10 +485,12 @@ macro_rules! calls {
             => signal::sigaction(signal, new, old), else -1 }
         $row! { watched fn signal/bsd_signal/ssignal(number: c_int,
             handler: sighandler_t) -> sighandler_t
-            => signal::signal(number, handler), else libc::SIG_ERR }
+            => signal::set_plain(number, handler, libc::SA_RESTART,
+                |handler| libc_calls::signal(number, handler)), else libc::SIG_ERR }
         $row! { watched fn __sysv_signal/sysv_signal(number: c_int,
             handler: sighandler_t) -> sighandler_t
-            => signal::__sysv_signal(number, handler), else libc::SIG_ERR }
+            => signal::set_plain(number, handler, libc::SA_RESETHAND | libc::SA_NODEFER,
+                |handler| libc_calls::__sysv_signal(number, handler)), else libc::SIG_ERR }
         $row! { watched fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t
             => signal::sigset(number, handler), else libc::SIG_ERR }
         $row! { watched fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int

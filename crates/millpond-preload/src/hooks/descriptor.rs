@@ -6,7 +6,7 @@ use crate::files::multi_open::{self, make_real};
 use crate::files::registry::{self, is_served};
 use crate::files::seek::{seek, set_kernel_offset};
 use crate::files::table::{self, NumberState};
-use crate::files::unserved_calls::during;
+use crate::files::unserved_calls::{during, is_kernels};
 use crate::files::{process_locks, served_io, writeback_policy};
 use crate::hooks::process::release_all_files;
 use crate::page_cache;
@@ -17,17 +17,11 @@ use crate::runtime::libc_calls;
 use crate::runtime::sys::{fail, sys, to_libc};
 use crate::runtime::{fault, section, thread};
 
-/// Whether the caller is the program, and its calls are the kernel's: the library is away, or the thread runs the
-/// child of a vfork.
-fn is_kernels_alone() -> bool {
-    let record = thread::record();
-    record.is_inside() && record.inside_depth() == 0
-}
-
 pub unsafe fn close(fd: c_int) -> c_int {
-    if is_kernels_alone() {
-        // SAFETY: no memory involved; the number is the caller's to close.
-        return unsafe { libc_calls::close(fd) };
+    // SAFETY: no memory involved; the number is the caller's to close.
+    let by_libc = || unsafe { libc_calls::close(fd) };
+    if thread::record().is_left_alone() {
+        return by_libc();
     }
     if thread::record().is_inside() {
         return to_libc(process_locks::close(fd)) as c_int;
@@ -35,8 +29,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
     point();
     if page_cache::is_on() {
         page_cache::forget_closed(fd);
-        // SAFETY: no memory involved; the number is the caller's to close.
-        return unsafe { libc_calls::close(fd) };
+        return by_libc();
     }
     match table::get(fd) {
         NumberState::Internal => return fail(libc::EBADF) as c_int,
@@ -47,8 +40,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
         NumberState::Foreign => {}
         _ => return close_file(fd),
     }
-    // SAFETY: no memory involved; the number is the caller's to close.
-    let result = unsafe { libc_calls::close(fd) };
+    let result = by_libc();
     process_locks::close_retired();
     result
 }
@@ -71,7 +63,7 @@ fn close_file(fd: c_int) -> c_int {
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
-    if is_kernels_alone() {
+    if thread::record().is_left_alone() {
         // SAFETY: no memory involved.
         return to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int;
     }
@@ -215,7 +207,7 @@ pub fn of_number<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
 
 pub unsafe fn dup2(fd: c_int, new: c_int) -> c_int {
     #[cfg(target_arch = "x86_64")]
-    if is_kernels_alone() {
+    if thread::record().is_left_alone() {
         // SAFETY: no memory involved.
         return to_libc(unsafe { sys!(libc::SYS_dup2, fd, new) }) as c_int;
     }
@@ -239,7 +231,7 @@ pub unsafe fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
 /// kernel gets the new file, too. (A number that was not open is no such case: a call on it fails,
 /// or races with an open.)
 fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
-    if is_kernels_alone() {
+    if thread::record().is_left_alone() {
         // SAFETY: no memory involved.
         return to_libc(unsafe { sys!(libc::SYS_dup3, fd, new, flags) }) as c_int;
     }
@@ -453,11 +445,7 @@ fn is_stuck(fd: c_int) -> bool {
 
 /// Before a lock on the description.
 fn before_flock(fd: c_int) {
-    let is_known = !matches!(
-        table::get(fd),
-        NumberState::Unknown | NumberState::Foreign | NumberState::Internal
-    );
-    if is_known && !thread::record().is_inside() {
+    if !is_kernels(fd) && !thread::record().is_inside() {
         section::run(|_| registry::lock().note_lock(fd));
         make_real(fd);
     }

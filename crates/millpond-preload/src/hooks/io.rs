@@ -266,11 +266,13 @@ fn at_or_current(offset: Off) -> At {
 
 pub unsafe fn preadv2(
     fd: c_int,
-    memory: Memory,
+    vectors: Vectors,
+    count: c_int,
     offset: Off,
     flags: c_int,
-    by_libc: impl Fn() -> isize,
 ) -> isize {
+    // SAFETY: the caller's duty.
+    let by_libc = || unsafe { libc_calls::preadv64v2(fd, vectors, count, offset, flags) };
     if flags != 0 && page_cache::is_on() {
         if offset == -1 {
             page_cache::release(fd);
@@ -281,31 +283,27 @@ pub unsafe fn preadv2(
         return by_kernel_alone(fd, Direction::Read, by_libc);
     }
     // SAFETY: the caller's duty.
-    unsafe { read(fd, memory, at_or_current(offset), by_libc) }
+    unsafe { read(fd, many(vectors, count), at_or_current(offset), by_libc) }
 }
 
-/// `by_libc` takes the flags.
 pub unsafe fn pwritev2(
     fd: c_int,
-    memory: Memory,
+    vectors: Vectors,
+    count: c_int,
     offset: Off,
     flags: c_int,
-    by_libc: impl Fn(c_int) -> isize,
 ) -> isize {
-    let at = at_or_current(offset);
-    if page_cache::is_on() {
-        if flags & libc::RWF_APPEND != 0 {
-            // The write appends to the file, independent of the offset.
-            return page_cache::mapped_io::change(fd, None, || by_libc(flags));
-        }
-        // SAFETY: the caller's duty.
-        return unsafe { write(fd, memory, at, || by_libc(flags)) };
+    // SAFETY: the caller's duty.
+    let by_libc = || unsafe { libc_calls::pwritev64v2(fd, vectors, count, offset, flags) };
+    if flags & libc::RWF_APPEND != 0 && page_cache::is_on() {
+        // The write appends to the file, independent of the offset.
+        return page_cache::mapped_io::change(fd, None, by_libc);
     }
-    if flags != 0 {
-        return by_kernel_alone(fd, Direction::Write, || by_libc(flags));
+    if flags != 0 && !page_cache::is_on() {
+        return by_kernel_alone(fd, Direction::Write, by_libc);
     }
     // SAFETY: the caller's duty.
-    unsafe { write(fd, memory, at, || by_libc(0)) }
+    unsafe { write(fd, many(vectors, count), at_or_current(offset), by_libc) }
 }
 
 /// A call with flags such as `RWF_DSYNC` and `RWF_APPEND`: the file is handed to the kernel.

@@ -9,7 +9,6 @@ use crate::files::segments::Direction;
 use crate::files::unserved_calls::during;
 use crate::files::{identity, served_io, writeback_policy};
 use crate::hooks::descriptor;
-use crate::hooks::process::release_to_libc;
 use crate::page_cache;
 use crate::report::reason::Reason;
 use crate::runtime::c::{HERE, Off, Text, c_int, c_ulong, c_void};
@@ -179,8 +178,8 @@ pub unsafe fn splice(
 fn move_bytes(from: (c_int, bool), to: (c_int, bool), call: impl FnOnce() -> isize) -> isize {
     during([from.0, to.0], || {
         for (fd, has_offset) in [from, to] {
-            if page_cache::is_on() {
-                release_unless(fd, has_offset);
+            if page_cache::is_on() && !has_offset {
+                page_cache::release(fd);
             }
             hand_over(fd, Reason::Changed);
         }
@@ -189,13 +188,6 @@ fn move_bytes(from: (c_int, bool), to: (c_int, bool), call: impl FnOnce() -> isi
         served_io::count_passed(to.0, Direction::Write, result);
         result
     })
-}
-
-/// Before a call that uses the offset of `fd`, unless it has one of its own.
-fn release_unless(fd: c_int, has_offset: bool) {
-    if !has_offset {
-        page_cache::release(fd);
-    }
 }
 
 pub unsafe fn truncate64(path: Text, len: Off) -> c_int {
@@ -213,10 +205,6 @@ fn before_truncate(path: Text) {
             }
         });
     }
-}
-
-pub extern "C" fn before_dprintf(fd: c_int) {
-    release_to_libc(fd);
 }
 
 /// Leaves to the kernel the files whose descriptors a message carries to another process.
@@ -269,24 +257,20 @@ pub unsafe fn before_sendmmsg(messages: *const libc::mmsghdr, count: u32) {
     }
 }
 
-/// Does something to the descriptor of a control block of POSIX AIO, with which that begins. Libc
-/// reads and writes later, on a thread of its own.
-pub unsafe fn with_block(block: *const c_void, act: impl FnOnce(c_int)) {
+/// Hands over the file of a control block of POSIX AIO, which begins with the descriptor. Libc reads and writes later, on
+/// a thread of its own.
+pub unsafe fn release_to_aio(block: *const c_void) {
     // SAFETY: the caller vouches for the block.
     if let Some(fd) = unsafe { block.cast::<c_int>().as_ref() } {
-        act(*fd);
+        hand_over(*fd, Reason::InLibc);
     }
-}
-
-pub fn release_to_aio(fd: c_int) {
-    hand_over(fd, Reason::InLibc);
 }
 
 pub unsafe fn before_lio_listio(list: *const *mut c_void, count: c_int) {
     if !list.is_null() {
         for index in 0..count.max(0) as usize {
             // SAFETY: the caller vouches for so many.
-            unsafe { with_block(list.add(index).read(), release_to_aio) };
+            unsafe { release_to_aio(list.add(index).read()) };
         }
     }
 }

@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use crate::files::forked::FORKS;
-use crate::files::identity::{self, FileId, Identity};
+use crate::files::identity::{self, FileId};
 use crate::files::open_file::Access;
 use crate::files::table::{self, NumberState};
 use crate::files::{registry, reopen, unserved};
@@ -123,22 +123,22 @@ pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int)
 /// A descriptor of any process, perhaps of this one: a description with an offset and writers
 /// elsewhere.
 pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
+    // SAFETY: no memory involved.
+    let call = || unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
+    if thread::record().is_inside() {
+        return call();
+    }
+    let is_mapped = page_cache::is_on();
     // It may be one of this process's.
-    if !page_cache::is_on() && !thread::record().is_inside() {
+    if is_mapped {
+        page_cache::release_for_fork();
+    } else {
         section::run(|_| registry::lock().pass_all(Reason::Given));
     }
-    if page_cache::is_on() && !thread::record().is_inside() {
-        page_cache::release_for_fork();
-        // SAFETY: no memory involved.
-        let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
-        if new >= 0 {
-            page_cache::forget_closed(new);
-        }
-        return new;
-    }
-    // SAFETY: no memory involved.
-    let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
-    if new >= 0 && !thread::record().is_inside() {
+    let new = call();
+    if new >= 0 && is_mapped {
+        page_cache::forget_closed(new);
+    } else if new >= 0 {
         section::run(|_| registry::lock().forget_lost(new));
     }
     new
@@ -158,17 +158,12 @@ fn make_way(dir: c_int, path: Text, flags: c_int) {
     }
     section::run(|_| {
         let follow = flags & libc::O_NOFOLLOW == 0;
-        if let Some(identity) = identity::identify_path(dir, path, follow) {
-            make_way_for(&identity, flags);
+        let known = identity::identify_path(dir, path, follow);
+        if let Some(identity) = known.filter(|identity| identity.is_regular) {
+            let truncates = flags & libc::O_TRUNC != 0;
+            registry::lock().before_open(identity.id, Access::of_flags(flags), truncates);
         }
     });
-}
-
-fn make_way_for(identity: &Identity, flags: c_int) {
-    if identity.is_regular {
-        let truncates = flags & libc::O_TRUNC != 0;
-        registry::lock().before_open(identity.id, Access::of_flags(flags), truncates);
-    }
 }
 
 /// How long an open waits for a keeper that writes dirty pages of a dead process: so many

@@ -7,7 +7,6 @@ use std::os::fd::RawFd;
 
 use crate::files::multi_open::before_rights;
 use crate::files::{mode_back, process_locks, registry, writeback_policy};
-use crate::hooks::vfork;
 use crate::page_cache;
 use crate::report::reason::Reason;
 use crate::report::{self, shared_totals};
@@ -58,7 +57,7 @@ pub fn release_all_files() {
 }
 
 /// Before libc reads or writes `fd` inside itself, at the kernel's offset.
-pub fn release_to_libc(fd: RawFd) {
+pub extern "C" fn release_to_libc(fd: RawFd) {
     if page_cache::is_on() && !thread::record().is_inside() {
         page_cache::share(fd);
     }
@@ -82,13 +81,9 @@ pub fn release_inherited_files() {
 
 /// From now on writes go through, because this process can't write back later.
 pub extern "C" fn before_exec() {
-    if vfork::is_left_alone() {
+    if thread::record().is_left_alone() {
         return;
     }
-    prepare_exec();
-}
-
-fn prepare_exec() {
     writeback_policy::end();
     if !thread::record().is_inside() {
         release_inherited_files();
@@ -104,10 +99,10 @@ fn prepare_exec() {
 
 /// An exec: returns where it failed. Writes go through then, to files that were served before.
 pub fn exec(call: impl FnOnce() -> c_int) -> c_int {
-    if vfork::is_left_alone() {
+    if thread::record().is_left_alone() {
         return call();
     }
-    prepare_exec();
+    before_exec();
     let failed = call();
     shared_totals::keep_over_exec(false);
     section::run(|_| process_locks::after_exec());

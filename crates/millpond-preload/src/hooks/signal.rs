@@ -18,20 +18,17 @@ pub unsafe fn sigaction(
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
-    if page_cache::is_on() {
-        // SAFETY: as the caller vouches to `sigaction`.
-        return unsafe { exchange_mapped(signal, new, old) };
-    }
     // SAFETY: as the caller vouches to `sigaction`.
     unsafe {
-        match fault::exchange(signal, new.as_ref().copied()) {
-            Some(action) => {
-                if let Some(old) = old.as_mut() {
-                    *old = action;
-                }
-                0
+        if let Some(action) = fault::exchange(signal, new.as_ref().copied()) {
+            if let Some(old) = old.as_mut() {
+                *old = action;
             }
-            None => handlers::exchange(signal, new, old),
+            0
+        } else if page_cache::is_on() {
+            exchange_mapped(signal, new, old)
+        } else {
+            handlers::exchange(signal, new, old)
         }
     }
 }
@@ -50,12 +47,6 @@ unsafe fn exchange_mapped(
     // SAFETY: as the caller vouches to `sigaction`; the sets are libc's.
     unsafe {
         let wanted = new.as_ref().copied();
-        if let Some(action) = fault::exchange(signal, wanted) {
-            if let Some(old) = old.as_mut() {
-                *old = action;
-            }
-            return 0;
-        }
         let opened = wanted.map(|mut action| {
             libc::sigdelset(&raw mut action.sa_mask, libc::SIGBUS);
             libc::sigdelset(&raw mut action.sa_mask, libc::SIGSEGV);
@@ -96,24 +87,18 @@ fn exchange_plain(signal: c_int, handler: sighandler_t, flags: c_int) -> Option<
     fault::exchange(signal, Some(action)).map(|old| old.sa_sigaction)
 }
 
-pub unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: as the caller vouches to `signal`.
-    let call = |handler| unsafe { libc_calls::signal(signal, handler) };
-    let exchanged = exchange_plain(signal, handler, libc::SA_RESTART);
-    if page_cache::is_on() {
-        return exchanged.unwrap_or_else(|| call(handler));
+/// `signal` and its kin, which set a handler with `flags`; `call` is libc's own.
+pub fn set_plain(
+    signal: c_int,
+    handler: sighandler_t,
+    flags: c_int,
+    call: impl FnOnce(sighandler_t) -> sighandler_t,
+) -> sighandler_t {
+    match exchange_plain(signal, handler, flags) {
+        Some(old) => old,
+        None if page_cache::is_on() => call(handler),
+        None => handlers::exchange_plain(signal, handler, call),
     }
-    exchanged.unwrap_or_else(|| handlers::exchange_plain(signal, handler, call))
-}
-
-pub unsafe fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: as the caller vouches to `sysv_signal`.
-    let call = |handler| unsafe { libc_calls::__sysv_signal(signal, handler) };
-    let exchanged = exchange_plain(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER);
-    if page_cache::is_on() {
-        return exchanged.unwrap_or_else(|| call(handler));
-    }
-    exchanged.unwrap_or_else(|| handlers::exchange_plain(signal, handler, call))
 }
 
 pub unsafe fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {

@@ -63,25 +63,13 @@ pub unsafe fn statx(
     )
 }
 
-fn synced(result: Result<(), c_int>) -> c_int {
-    result.map_or_else(|errno| fail(errno) as c_int, |()| 0)
-}
-
-pub unsafe fn fsync(fd: c_int) -> c_int {
+/// `fsync` and `fdatasync`.
+pub fn sync(fd: c_int, data_only: bool, by_libc: impl FnOnce() -> c_int) -> c_int {
     point();
-    match writeback_policy::sync(fd, false) {
-        Some(result) => synced(result),
-        // SAFETY: no memory involved.
-        None => unsafe { libc_calls::fsync(fd) },
-    }
-}
-
-pub unsafe fn fdatasync(fd: c_int) -> c_int {
-    point();
-    match writeback_policy::sync(fd, true) {
-        Some(result) => synced(result),
-        // SAFETY: no memory involved.
-        None => unsafe { libc_calls::fdatasync(fd) },
+    match writeback_policy::sync(fd, data_only) {
+        Some(Ok(())) => 0,
+        Some(Err(errno)) => fail(errno) as c_int,
+        None => by_libc(),
     }
 }
 

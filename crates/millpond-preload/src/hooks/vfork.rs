@@ -87,12 +87,6 @@ extern "C" fn in_parent(child_pid: isize) -> isize {
     to_libc(child_pid)
 }
 
-/// Before an exec: whether the library does nothing, as it is away, or the child of a vfork makes the call.
-pub fn is_left_alone() -> bool {
-    let record = thread::record();
-    record.is_inside() && record.inside_depth() == 0
-}
-
 /// The system call, which returns twice. The child's calls overwrite the stack below the caller's frame, so the return
 /// address is kept in a register.
 #[cfg(target_arch = "x86_64")]

@@ -147,6 +147,12 @@ impl Record {
         self.inside.load(Relaxed) != 0 || is_away()
     }
 
+    /// Whether the caller is the program, and its calls are the kernel's: the library is away, or the thread runs the
+    /// child of a vfork.
+    pub fn is_left_alone(&self) -> bool {
+        self.is_inside() && self.inside_depth() == 0
+    }
+
     /// How deep the thread is in the library's own work.
     pub fn inside_depth(&self) -> u32 {
         self.inside.load(Relaxed) & (IN_VFORK - 1)
