@@ -16,6 +16,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::files::offset::{kernel_offset, push_offset};
 use crate::page_cache::descriptors::{
     self, CLOSES, FILE, Number, OPENED, SHARED, UNKNOWN, is_on, kind,
 };
@@ -39,17 +40,6 @@ fn word_of(tag: u64, value: i64) -> u64 {
     tag | value as u64
 }
 
-/// The kernel's offset, or a negative errno.
-fn kernels(fd: RawFd) -> i64 {
-    // SAFETY: no memory involved.
-    unsafe { sys!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR) as i64 }
-}
-
-fn set_kernels(fd: RawFd, value: i64) {
-    // SAFETY: no memory involved.
-    unsafe { sys!(libc::SYS_lseek, fd, value, libc::SEEK_SET) };
-}
-
 /// The offset at which a read of the file at `fd` begins, and the word that said so; `None`: the kernel's.
 #[inline]
 pub fn begin_read(fd: RawFd, number: &Number) -> Option<(u64, u64)> {
@@ -69,7 +59,7 @@ fn begin_read_slow(fd: RawFd, number: &Number) -> Option<(u64, u64)> {
         SHARED => return None,
         _ => return Some((word & !TAG, word)),
     }
-    let value = kernels(fd);
+    let value = kernel_offset(fd) as i64;
     if value < 0 {
         return None;
     }
@@ -121,11 +111,11 @@ pub fn lock(fd: RawFd, number: &Number, owner: usize, may_wait: bool) -> Option<
         let value = word & !TAG;
         return match word & TAG {
             HERE => {
-                set_kernels(fd, value as i64);
+                push_offset(fd, value);
                 Some(value)
             }
             SYNCED => Some(value),
-            _ => u64::try_from(kernels(fd)).ok(),
+            _ => u64::try_from(kernel_offset(fd)).ok(),
         };
     }
 }
@@ -163,7 +153,7 @@ fn move_offset_to_kernel(fd: RawFd, number: &Number, next: u64) {
             LOCKED => return,
             _ if word == SHARED => return,
             HERE => {
-                set_kernels(fd, (word & !TAG) as i64);
+                push_offset(fd, word & !TAG);
                 next
             }
             _ => next,
