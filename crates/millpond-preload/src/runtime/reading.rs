@@ -72,11 +72,6 @@ impl Sections {
         self.0.store(word, Release);
     }
 
-    /// The thread no longer exists.
-    pub fn reset(&self) {
-        self.0.store(0, Relaxed);
-    }
-
     /// The sequence of the current section.
     fn current(&self) -> Option<u64> {
         // Acquire: pairs with the Release in `exit`.

@@ -8,7 +8,6 @@
 //! - the nesting depth of its work inside the library (`runtime::section`);
 //! - the address of its counters (`runtime::count_words`).
 
-use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
@@ -293,6 +292,24 @@ impl Record {
         count.store(count.load(Relaxed).wrapping_add(bytes), Relaxed);
     }
 
+    /// The thread has ended: another may claim the record.
+    fn reset(&self) {
+        // It was cancelled in a call.
+        self.in_flight.reset();
+        self.request.reset();
+        self.inside.store(0, Relaxed);
+        self.set_writes(std::ptr::null());
+        self.forget_fault_mask();
+        self.is_mask_noted.store(false, Relaxed);
+        self.set_handler_stack(0, 0);
+        // A thread that ended in a handler that had interrupted a hit has not left the hit.
+        while self.is_reading() {
+            self.exit();
+        }
+        // Release: pairs with the Acquire in `claim`.
+        self.claimed.store(false, Release);
+    }
+
     /// Adds to a word of the block, around which it may wrap; no addition is lost.
     pub fn count(&self, word: usize, count: u64) {
         self.word(word).fetch_add(count, Relaxed);
@@ -386,7 +403,7 @@ fn claim() -> &'static Record {
     // SAFETY: list entries are records, which are never freed.
     while let Some(record) = unsafe { next.as_ref() } {
         if !record.claimed.load(Relaxed)
-            // Acquire: pairs with the Release in `release`, so the last owner's stores are done.
+            // Acquire: pairs with the Release in `reset`, so the last owner's stores are done.
             && record.claimed.compare_exchange(false, true, Acquire, Relaxed).is_ok()
         {
             return adopt(record);
@@ -454,20 +471,7 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
     local::set(std::ptr::null());
     // SAFETY: the value of the key is a record, which is never freed.
     let record = unsafe { &*record.cast::<Record>() };
-    // The thread was cancelled in a call.
-    record.in_flight.reset();
-    record.request.reset();
-    record.inside.store(0, Relaxed);
-    record.set_writes(std::ptr::null());
-    record.forget_fault_mask();
-    record.is_mask_noted.store(false, Relaxed);
-    record.set_handler_stack(0, 0);
-    // A thread that ended in a handler that had interrupted a hit has not left the hit.
-    while record.is_reading() {
-        record.exit();
-    }
-    // Release: pairs with the Acquire in `claim`.
-    record.claimed.store(false, Release);
+    record.reset();
 }
 
 static UNFOUND: Mark = Mark::new(false);
@@ -500,11 +504,7 @@ fn for_each(mut visit: impl FnMut(&'static Record)) {
 
 /// Sets the records up; once, when the library is loaded.
 pub fn initialise() {
-    const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
-    // SAFETY: registering for membarrier has no memory effects.
-    if unsafe { sys!(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0) } != 0 {
-        STRONG.store(true, Relaxed);
-    }
+    STRONG.store(!register_membarrier(), Relaxed);
     let mut key = 0;
     // SAFETY: `key` is ours to write, and `release` accepts what `adopt` stores.
     if unsafe { libc::pthread_key_create(&mut key, Some(release)) } == 0 {
@@ -517,21 +517,22 @@ pub fn after_fork() {
     let own = local::get();
     for_each(|record| {
         if !std::ptr::eq(record, own) {
-            record.sections.reset();
-            record.in_flight.reset();
-            record.inside.store(0, Relaxed);
-            record.is_mask_noted.store(false, Relaxed);
-            record.request.reset();
-            record.claimed.store(false, Relaxed);
+            record.reset();
         }
         record.request.cool_down();
         if record.has_counts() {
             (0..WORDS).for_each(|word| record.word(word).store(0, Relaxed));
         }
     });
+    // The registration is per memory, which the child has its own of.
+    register_membarrier();
+}
+
+/// Whether the kernel lets the process fence all its threads.
+fn register_membarrier() -> bool {
     const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
-    // SAFETY: as in `initialise`; the registration is per memory, which the child has its own of.
-    unsafe { sys!(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0) };
+    // SAFETY: registering for membarrier has no memory effects.
+    unsafe { sys!(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0) == 0 }
 }
 
 /// The counts of all threads, including ended ones.
@@ -574,25 +575,20 @@ fn membarrier() -> bool {
 }
 
 /// The reading sections that were under way at some moment.
-pub struct Snapshot {
-    readers: UnsafeCell<Readers<&'static Sections>>,
-}
+pub struct Snapshot(Readers<&'static Sections>);
 
 impl Snapshot {
     /// Notes the threads that are reading now. An object that was unpublished before this call is unreachable for all
     /// threads that are not in the snapshot.
     pub fn take() -> Self {
-        let readers = Readers::take(
-            || {
-                membarrier();
-            },
-            |note| for_each(|record| note(&record.sections)),
-        );
-        Self { readers: UnsafeCell::new(readers) }
+        let fence = || {
+            membarrier();
+        };
+        Self(Readers::take(fence, |note| for_each(|record| note(&record.sections))))
     }
 
     /// Whether all of them have been seen outside since.
     pub fn is_over(&mut self) -> bool {
-        self.readers.get_mut().is_over()
+        self.0.is_over()
     }
 }
