@@ -24,7 +24,7 @@ use crate::aio::slots::Slots;
 use crate::files::table::{self, NumberState};
 use crate::page_cache;
 use crate::runtime::lock::Lock;
-use crate::runtime::sys::sys;
+use crate::runtime::sys::{self, PRIVATE, sys};
 use crate::runtime::{config, section, thread};
 
 const HEADER_BYTES: usize = 4096;
@@ -145,17 +145,10 @@ pub fn internal_fd() -> Option<i32> {
 
 impl Context {
     pub fn new(kernel: usize, capacity: u32) -> Option<Self> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let bytes = memory_bytes(capacity);
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let memory = unsafe { sys!(libc::SYS_mmap, 0, bytes, protection, flags, usize::MAX, 0) };
-        if memory < 0 {
-            return None;
-        }
+        let memory = sys::map(memory_bytes(capacity), PRIVATE | libc::MAP_NORESERVE, -1)?;
         Some(Self {
             kernel,
-            memory: NonNull::new(std::ptr::with_exposed_provenance_mut(memory as usize))?,
+            memory: NonNull::new(memory)?,
             slots: Slots::new(capacity),
             ended: Lock::new(Vec::new()),
         })
@@ -215,13 +208,10 @@ impl Context {
         let mut block = stand_in(Some(fd));
         // An undefined flag.
         block.aio_rw_flags = 1 << 30;
-        let refused = self.submit_block(&mut block);
-        if refused == -(libc::EOPNOTSUPP as isize) { Ok(()) } else { Err(-refused as i32) }
-    }
-
-    fn submit_block(&self, block: *mut Iocb) -> isize {
+        let blocks = [&raw mut block];
         // SAFETY: a valid block without a memory address.
-        unsafe { sys!(libc::SYS_io_submit, self.kernel, 1, &raw const block) }
+        let refused = unsafe { sys!(libc::SYS_io_submit, self.kernel, 1, blocks.as_ptr()) };
+        if refused == -(libc::EOPNOTSUPP as isize) { Ok(()) } else { Err(-refused as i32) }
     }
 
     /// Submits the stand-ins of requests that have ended (aio.A1).

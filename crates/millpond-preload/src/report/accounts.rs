@@ -19,7 +19,7 @@ use crate::report::reason::Reason;
 use crate::report::{lines, shared_files};
 use crate::runtime::config;
 use crate::runtime::lock::Lock;
-use crate::runtime::sys::sys;
+use crate::runtime::sys::{self, sys};
 
 const VARIABLE: &CStr = c"MILLPOND_ACCOUNTS";
 
@@ -36,18 +36,11 @@ static ROWS: Lock<BTreeMap<(u64, u64), &'static Row>> = Lock::new(BTreeMap::new(
 /// When the library is loaded: whether somebody asked.
 pub fn initialise() {
     let Some(fd) = shared_files::open(VARIABLE, libc::O_RDWR) else { return };
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of a file that `shared_files` has identified, and that is not truncated; the descriptor is ours.
-    let mapped = unsafe {
-        let mapped =
-            sys!(libc::SYS_mmap, 0, layout::FILE_BYTES, protection, libc::MAP_SHARED, fd, 0);
-        sys!(libc::SYS_close, fd);
-        mapped
-    };
-    if (-4095..0).contains(&mapped) {
-        return;
-    }
-    let file = std::ptr::with_exposed_provenance_mut::<AtomicU64>(mapped as usize);
+    // A file that `shared_files` has identified, and that is not truncated.
+    let mapped = sys::map(layout::FILE_BYTES as usize, libc::MAP_SHARED, fd);
+    // SAFETY: the descriptor is ours.
+    unsafe { sys!(libc::SYS_close, fd) };
+    let Some(file) = mapped.map(|file| file.cast::<AtomicU64>()) else { return };
     // SAFETY: mapped above, and never unmapped.
     if unsafe { &*file.add(FORM) }.load(Relaxed) == FORM_MARK {
         // Release: pairs with the Acquire in `word_of_file`.

@@ -21,7 +21,7 @@ use crate::report::shared_files;
 use crate::report::totals::Totals;
 use crate::runtime::config;
 use crate::runtime::count_words::WORDS;
-use crate::runtime::sys::sys;
+use crate::runtime::sys::{self, sys};
 
 const VARIABLE: &CStr = c"MILLPOND_TOTALS";
 const NONE: RawFd = -1;
@@ -95,12 +95,9 @@ fn name(fd: RawFd) -> Option<()> {
     (unsafe { libc::setenv(VARIABLE.as_ptr(), name.as_ptr(), 1) } == 0).then_some(())
 }
 
+/// The memory file is not truncated.
 fn map(fd: RawFd) -> Option<*mut AtomicU64> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of the memory file, which is not truncated.
-    let mapped =
-        unsafe { sys!(libc::SYS_mmap, 0, FILE_BYTES, protection, libc::MAP_SHARED, fd, 0) };
-    (!(-4095..0).contains(&mapped)).then(|| std::ptr::with_exposed_provenance_mut(mapped as usize))
+    sys::map(FILE_BYTES, libc::MAP_SHARED, fd).map(|file| file.cast())
 }
 
 /// Whether this is the main process.

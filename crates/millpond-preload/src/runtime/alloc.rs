@@ -15,7 +15,7 @@ use std::cell::UnsafeCell;
 use std::ptr::null_mut;
 
 use crate::runtime::lock::Lock;
-use crate::runtime::sys::sys;
+use crate::runtime::sys::{self, PRIVATE, sys};
 
 #[global_allocator]
 pub static HEAP: Heap = Heap::new();
@@ -160,11 +160,7 @@ unsafe impl GlobalAlloc for Heap {
 }
 
 fn map(bytes: usize) -> *mut u8 {
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: the mapping is new and private, so no other memory changes.
-    let address = unsafe { sys!(libc::SYS_mmap, 0, bytes, prot, flags, -1isize, 0) };
-    if (-4095..0).contains(&address) { std::ptr::null_mut() } else { address as *mut u8 }
+    sys::map(bytes, PRIVATE, -1).unwrap_or(null_mut())
 }
 
 /// Maps more than needed and unmaps the ends.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::runtime::count_words::WORDS;
-use crate::runtime::sys::sys;
+use crate::runtime::sys::{self, PRIVATE};
 
 /// Padded so that two threads never share a line.
 #[repr(C, align(128))]
@@ -36,12 +36,5 @@ pub fn take(count: usize) -> *mut CountBlock {
 
 /// Zero bytes in a new private mapping, which is never unmapped.
 pub fn map(bytes: usize) -> *mut u8 {
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new private mapping.
-    let mapped = unsafe { sys!(libc::SYS_mmap, 0, bytes, prot, flags, -1isize, 0) };
-    if (-4095..0).contains(&mapped) {
-        std::process::abort();
-    }
-    std::ptr::with_exposed_provenance_mut(mapped as usize)
+    sys::map(bytes, PRIVATE, -1).unwrap_or_else(|| std::process::abort())
 }

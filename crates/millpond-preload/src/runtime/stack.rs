@@ -12,7 +12,7 @@
 
 use std::ffi::c_void;
 
-use crate::runtime::sys::sys;
+use crate::runtime::sys::{self, PRIVATE, sys};
 
 /// Chosen: twice the stack of the lease's thread. Only used pages take memory.
 const STACK_BYTES: usize = 256 << 10;
@@ -21,18 +21,11 @@ const GUARD_BYTES: usize = 4096;
 /// The end of a new stack, above a page that may not be touched.
 pub fn make() -> Option<usize> {
     let bytes = GUARD_BYTES + STACK_BYTES;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
-    // SAFETY: a new mapping, whose first page is made the guard.
-    let start = unsafe {
-        let start = sys!(libc::SYS_mmap, 0, bytes, protection, flags, -1isize, 0);
-        if (-4095..0).contains(&start) {
-            return None;
-        }
-        sys!(libc::SYS_mprotect, start, GUARD_BYTES, libc::PROT_NONE);
-        start
-    };
-    Some(start as usize + bytes)
+    let flags = PRIVATE | libc::MAP_NORESERVE | libc::MAP_STACK;
+    let start = sys::map(bytes, flags, -1)?;
+    // SAFETY: the first page of the new mapping is made the guard.
+    unsafe { sys!(libc::SYS_mprotect, start, GUARD_BYTES, libc::PROT_NONE) };
+    Some(start.addr() + bytes)
 }
 
 /// ST2: keeps the stack for handlers disabled until this is dropped. Must be made on another stack, as the kernel

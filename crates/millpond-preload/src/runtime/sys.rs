@@ -90,3 +90,14 @@ macro_rules! sys {
     };
 }
 pub(crate) use sys;
+
+/// New memory, or that of the file `fd` from its start, to read and write; `None`: the kernel refuses it.
+pub fn map(bytes: usize, flags: c_int, fd: c_int) -> Option<*mut u8> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let mapped = unsafe { sys!(libc::SYS_mmap, 0, bytes, protection, flags, fd, 0) };
+    (!(-4095..0).contains(&mapped)).then(|| std::ptr::with_exposed_provenance_mut(mapped as usize))
+}
+
+/// Flags for new memory that no other process has.
+pub const PRIVATE: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
