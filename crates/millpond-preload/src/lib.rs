@@ -67,6 +67,8 @@ mod report;
 mod retirement;
 mod runtime;
 
+use millpond::WriteMode;
+
 use files::{registry, table, writeback_policy};
 use runtime::cancel::point::without;
 use runtime::cancel::unwinding::let_threads_end;
@@ -79,11 +81,11 @@ extern "C" fn load() {
         end_on_panic();
         let_threads_end();
         table::initialise();
-        config::initialise();
+        config::get();
         for fd in report::initialise() {
             table::set(fd, table::NumberState::Internal);
         }
-        if config::get().is_mapped {
+        if config::get().mode == WriteMode::Through {
             page_cache::initialise();
         }
         fork::initialise();

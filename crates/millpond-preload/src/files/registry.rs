@@ -36,8 +36,8 @@ use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, NumberState};
 use crate::files::unshare::{pass_together, unshare_descriptions};
 use crate::files::{lease, mode_back, pending_close, process_locks, unserved};
-use crate::report::counts;
 use crate::report::reason::Reason;
+use crate::report::{accounts, counts};
 use crate::runtime::lock::{Lock, LockGuard};
 use crate::runtime::{config, section, thread};
 
@@ -149,7 +149,7 @@ impl Registry {
         if matches!(table::get(fd), NumberState::File(_)) {
             self.forget_lost(fd);
         }
-        let row = if config::is_explained() { unserved::row_of(fd) } else { None };
+        let row = if accounts::is_kept() { unserved::row_of(fd) } else { None };
         let access = Access::of_flags(flags);
         let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
             Some(reason) => Err(reason),

@@ -22,9 +22,10 @@ use crate::files::open_file::{Access, OpenFile};
 use crate::files::registry::{self, Registry, STDERR};
 use crate::files::table::{self, NumberState};
 use crate::files::{process_locks, unserved};
+use crate::report::accounts;
 use crate::report::reason::Reason;
+use crate::runtime::section;
 use crate::runtime::sys::sys;
-use crate::runtime::{config, section};
 
 /// The number that an open of `path` gets, if it needs none of the kernel's.
 pub fn open(dir: RawFd, path: *const libc::c_char, flags: i32) -> Option<RawFd> {
@@ -107,7 +108,7 @@ impl Registry {
             // F1.
             first.set_sharing(told);
         }
-        if config::is_explained() {
+        if accounts::is_kept() {
             unserved::row_of(new);
         }
         let flags = told & !KEPT | flags & KEPT;

@@ -15,7 +15,7 @@ use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, NumberState};
 use crate::files::{identity, registry, unserved};
-use crate::report::accounts::Row;
+use crate::report::accounts::{self, Row};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::thread::{self, Record};
@@ -66,7 +66,7 @@ pub unsafe fn try_hit(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<usi
     let done = unsafe { try_hit_inner(fd, dst, len, at) };
     record.exit();
     if let Some(bytes) = done {
-        if config::is_explained() {
+        if accounts::is_kept() {
             explain_hit(fd, bytes);
         }
         record.count_served(bytes as u64);
@@ -292,7 +292,7 @@ pub fn count_passed(fd: RawFd, direction: Direction, result: isize) {
 
 /// Counts, by file, the result of a call of the kernel's.
 pub fn explain_passed(fd: RawFd, direction: Direction, result: isize) {
-    if config::is_explained() {
+    if accounts::is_kept() {
         row_of(fd).inspect(|row| row.passed(result, direction == Direction::Write));
     }
 }

@@ -26,7 +26,7 @@ use crate::files::table::{self, NumberState};
 use crate::report::accounts::{self, Row};
 use crate::report::counts;
 use crate::report::reason::Reason;
-use crate::runtime::{config, link, section};
+use crate::runtime::{link, section};
 
 /// Descriptors with higher numbers have no row in the report, and are not tried again.
 const NUMBERS: usize = 1 << 16;
@@ -56,7 +56,7 @@ fn number(fd: RawFd) -> Option<&'static Counted> {
 
 /// `fd` was just opened for reading only.
 pub fn note_reader(fd: RawFd) {
-    let row = if config::is_explained() { section::run(|_| row_of(fd)) } else { None };
+    let row = if accounts::is_kept() { section::run(|_| row_of(fd)) } else { None };
     note(fd, row, Reason::ReadOnly, 0);
 }
 

@@ -201,7 +201,7 @@ pub fn initialise() {
     const WIPE_ON_FORK: usize = 18;
     // SAFETY: advice about a static of the library's, page-aligned and a whole number of pages long.
     unsafe { sys!(libc::SYS_madvise, &raw const TABLE, size_of::<NumberTable>(), WIPE_ON_FORK) };
-    IS_EAGER.store(config::is_eager_mapped(), Relaxed);
+    IS_EAGER.store(config::get().is_eager, Relaxed);
     IS_ON.store(true, Relaxed);
 }
 

@@ -17,7 +17,6 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::report::layout::{self, *};
 use crate::report::reason::Reason;
 use crate::report::{lines, shared_files};
-use crate::runtime::config;
 use crate::runtime::lock::Lock;
 use crate::runtime::sys::{self, sys};
 
@@ -45,12 +44,12 @@ pub fn initialise() {
     if unsafe { &*file.add(FORM) }.load(Relaxed) == FORM_MARK {
         // Release: pairs with the Acquire in `word_of_file`.
         FILE.store(file, Release);
-        config::set_explained();
         count(PROCESSES);
     }
 }
 
 /// Whether somebody asked.
+#[inline]
 pub fn is_kept() -> bool {
     // Relaxed: set before the program begins.
     !FILE.load(Relaxed).is_null()
@@ -103,7 +102,7 @@ pub fn open(id: (u64, u64), path: &[u8]) -> Option<&'static Row> {
 
 /// The row of the file `id`, if it has one. In a section.
 pub fn of(id: (u64, u64)) -> Option<&'static Row> {
-    if FILE.load(Relaxed).is_null() { None } else { ROWS.lock().get(&id).copied() }
+    if is_kept() { ROWS.lock().get(&id).copied() } else { None }
 }
 
 fn now_ns() -> u64 {

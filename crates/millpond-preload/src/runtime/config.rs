@@ -18,8 +18,8 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use millpond::{Backing, WriteMode};
 
@@ -27,9 +27,9 @@ pub struct Config {
     pub paths: Vec<Vec<u8>>,
     pub cache_bytes: Option<u64>,
     pub backing: Backing,
-    /// Mode through on the kernel's page cache: no engine.
-    pub is_mapped: bool,
+    /// Mode through is on the kernel's page cache: no engine.
     pub mode: WriteMode,
+    pub is_eager: bool,
     /// A device that is served even if its file system is not known to be local.
     pub local_device: Option<u64>,
     pub keeper: Option<String>,
@@ -45,21 +45,13 @@ pub struct Config {
 }
 
 static CONFIG: OnceLock<Config> = OnceLock::new();
-/// Files are served from their open on.
-static IS_EAGER: AtomicBool = AtomicBool::new(false);
-/// [`is_eager`], where files are read from the kernel's page cache.
-static IS_EAGER_MAPPED: AtomicBool = AtomicBool::new(false);
 static RANDOM: AtomicU64 = AtomicU64::new(0);
-static IS_EXPLAINED: AtomicBool = AtomicBool::new(false);
 
+/// Mode back: files are served from their open on.
 #[inline]
 pub fn is_eager() -> bool {
-    IS_EAGER.load(Relaxed)
-}
-
-/// Files are mapped from their first read on.
-pub fn is_eager_mapped() -> bool {
-    IS_EAGER_MAPPED.load(Relaxed)
+    let config = get();
+    config.is_eager && config.mode == WriteMode::Back
 }
 
 /// For tests that hand files over at random moments; [`u64::MAX`] in a run.
@@ -74,27 +66,9 @@ pub fn random() -> u64 {
     (word ^ (word >> 31)) >> 1
 }
 
-/// Whether the run has a report about files.
-#[inline]
-pub fn is_explained() -> bool {
-    IS_EXPLAINED.load(Relaxed)
-}
-
-/// Called when the library is loaded.
-pub fn set_explained() {
-    IS_EXPLAINED.store(true, Relaxed);
-}
-
+/// The settings; read when the library is loaded.
 pub fn get() -> &'static Config {
     CONFIG.get_or_init(read)
-}
-
-/// Reads the settings, when the library is loaded.
-pub fn initialise() {
-    let config = get();
-    let is_eager = variable(c"MILLPOND_EAGER") == Some(b"1");
-    IS_EAGER.store(is_eager && !config.is_mapped, Relaxed);
-    IS_EAGER_MAPPED.store(is_eager && config.is_mapped, Relaxed);
 }
 
 fn read() -> Config {
@@ -103,10 +77,6 @@ fn read() -> Config {
             list.split(|&byte| byte == b':').map(trim).filter(|p| !p.is_empty()).collect()
         }
         None => current_directory().into_iter().collect(),
-    };
-    let mode = match variable(c"MILLPOND_MODE") {
-        Some(b"back") => WriteMode::Back,
-        _ => WriteMode::Through,
     };
     let number =
         |name| variable(name).and_then(|text| std::str::from_utf8(text).ok()?.parse::<u64>().ok());
@@ -117,8 +87,11 @@ fn read() -> Config {
             Some(b"direct") => Backing::Direct,
             _ => Backing::Buffered,
         },
-        is_mapped: mode == WriteMode::Through,
-        mode,
+        mode: match variable(c"MILLPOND_MODE") {
+            Some(b"back") => WriteMode::Back,
+            _ => WriteMode::Through,
+        },
+        is_eager: variable(c"MILLPOND_EAGER") == Some(b"1"),
         local_device: number(c"MILLPOND_LOCAL_DEVICE"),
         keeper: variable(c"MILLPOND_KEEPER")
             .and_then(|text| std::str::from_utf8(text).ok())
