@@ -20,7 +20,7 @@ use runtime::following::{Following, Found};
 fn libc_names() -> Vec<CString> {
     let home = home_of(libc::read as *mut _).expect("libc is loaded");
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let name = String::from_utf8_lossy(home.file_name()).into_owned();
+    let name = String::from_utf8_lossy(home.file_name).into_owned();
     let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
     let path: PathBuf = path.map(PathBuf::from).find(|path| path.ends_with(&name)).unwrap();
     let bytes = std::fs::read(path).unwrap();

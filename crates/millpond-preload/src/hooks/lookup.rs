@@ -75,7 +75,7 @@ fn hook_of(found: *mut c_void, name: &CStr) -> *mut c_void {
     let Some(home) = home_of(found) else { return found };
     let next = next(name);
     if next.is_null() {
-        match home.file_name() {
+        match home.file_name {
             // Its functions are system calls, and ours make them themselves.
             b"libaio.so.1" => return ours,
             // Ours have nothing to call on.
@@ -84,8 +84,7 @@ fn hook_of(found: *mut c_void, name: &CStr) -> *mut c_void {
         }
         return found;
     }
-    if LIBC.contains(&home.file_name())
-        && home_of(next).is_some_and(|other| other.base == home.base)
+    if LIBC.contains(&home.file_name) && home_of(next).is_some_and(|other| other.base == home.base)
     {
         return ours;
     }

@@ -46,14 +46,7 @@ pub const LIBC: &[&[u8]] = &[b"libc.so.6", b"libpthread.so.0", b"libdl.so.2", b"
 /// The object that an address lies in.
 pub struct Home {
     pub base: usize,
-    path: &'static CStr,
-}
-
-impl Home {
-    pub fn file_name(&self) -> &[u8] {
-        let path = self.path.to_bytes();
-        path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
-    }
+    pub file_name: &'static [u8],
 }
 
 pub fn home_of(address: *mut c_void) -> Option<Home> {
@@ -65,9 +58,20 @@ pub fn home_of(address: *mut c_void) -> Option<Home> {
             return None;
         }
         let info = info.assume_init();
-        let path = (!info.dli_fname.is_null()).then(|| CStr::from_ptr(info.dli_fname))?;
-        Some(Home { base: info.dli_fbase.addr(), path })
+        let path = (!info.dli_fname.is_null()).then_some(info.dli_fname)?;
+        Some(Home { base: info.dli_fbase.addr(), file_name: file_name(path) })
     }
+}
+
+/// The last part of a path.
+///
+/// # Safety
+///
+/// It is NUL-terminated, and lives on.
+unsafe fn file_name(path: *const c_char) -> &'static [u8] {
+    // SAFETY: the caller's duty.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
 /// This library. Never unmapped.
@@ -89,7 +93,7 @@ pub fn own_object() -> Option<Object> {
 pub struct Object {
     base: usize,
     dynamic: usize,
-    file_name: &'static [u8],
+    pub file_name: &'static [u8],
 }
 
 /// Checks a loaded object; returns whether to stop.
@@ -161,8 +165,7 @@ fn libcs_iterate() -> *mut c_void {
             let mut map = (&raw const _r_debug).read().first;
             loop {
                 let Some(object) = map.as_ref() else { break std::ptr::null_mut() };
-                let path = CStr::from_ptr(object.path).to_bytes();
-                let file_name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+                let file_name = file_name(object.path);
                 if file_name == b"libc.so.6" {
                     let libc = Object { base: object.base, dynamic: object.dynamic, file_name };
                     break libc.find(c"dl_iterate_phdr").unwrap_or(std::ptr::null_mut());
@@ -188,17 +191,12 @@ impl Object {
     /// An object that `find_loaded` passes on.
     pub fn of(info: &libc::dl_phdr_info, headers: &[libc::Elf64_Phdr]) -> Option<Object> {
         let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
-        // SAFETY: the loader's, NUL-terminated.
-        let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
         Some(Object {
             base: info.dlpi_addr as usize,
             dynamic: (info.dlpi_addr + dynamic.p_vaddr) as usize,
-            file_name: path.rsplit(|byte| *byte == b'/').next().unwrap_or(path),
+            // SAFETY: the loader's, NUL-terminated.
+            file_name: unsafe { file_name(info.dlpi_name) },
         })
-    }
-
-    pub fn file_name(&self) -> &'static [u8] {
-        self.file_name
     }
 
     /// An entry of the dynamic section.

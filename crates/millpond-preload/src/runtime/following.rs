@@ -54,7 +54,7 @@ impl Following {
 
     fn push(&mut self, object: Option<Object>) {
         // Loaded by the kernel; the loader does not search there.
-        if object.is_some_and(|object| object.file_name().starts_with(b"linux-vdso")) {
+        if object.is_some_and(|object| object.file_name.starts_with(b"linux-vdso")) {
             return;
         }
         match (object.and_then(|object| object.tables()), self.tables.get_mut(self.count)) {
