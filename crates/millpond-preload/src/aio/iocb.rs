@@ -21,10 +21,9 @@ impl Event {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-pub const SYS_IO_PGETEVENTS: i64 = 333;
-#[cfg(target_arch = "aarch64")]
-pub const SYS_IO_PGETEVENTS: i64 = 292;
+/// The libc crate has it not for every architecture.
+#[allow(non_upper_case_globals)]
+pub const SYS_io_pgetevents: i64 = if cfg!(target_arch = "x86_64") { 333 } else { 292 };
 pub const PREAD: u16 = 0;
 pub const PWRITE: u16 = 1;
 pub const FSYNC: u16 = 2;

@@ -7,7 +7,7 @@ use crate::aio::context::{
     Context, ContextInUse, Ending, StandIn, find, free_removed, nothing, place, remove,
 };
 use crate::aio::iocb::{
-    Event, FDSYNC, FSYNC, HAS_EVENTFD, Iocb, PREAD, PREADV, PWRITE, PWRITEV, SYS_IO_PGETEVENTS,
+    Event, FDSYNC, FSYNC, HAS_EVENTFD, Iocb, PREAD, PREADV, PWRITE, PWRITEV, SYS_io_pgetevents,
 };
 use crate::aio::request::{Request, Started, Unserved};
 use crate::files::segments::{Direction, Memory};
@@ -80,32 +80,27 @@ pub unsafe fn cancel(handle: usize, block: *mut Iocb, result: *mut Event) -> isi
     unsafe { sys!(libc::SYS_io_cancel, kernel, block, result) }
 }
 
-/// The arguments of `io_getevents`.
-#[derive(Clone, Copy)]
-pub struct Wanted {
-    pub min: isize,
-    pub max: isize,
-    pub events: *mut Event,
-    pub timeout: *const libc::timespec,
-    /// The mask of `io_pgetevents`, in the form of the system call.
-    pub signals: Option<usize>,
-}
-
-/// `io_getevents` and `io_pgetevents`.
+/// `io_getevents` and `io_pgetevents`. `signals`: the mask, in the form of the system call.
 ///
 /// # Safety
 ///
 /// As the system calls; the pointers may be any address.
-pub unsafe fn get_events(handle: usize, wanted: Wanted) -> isize {
+pub unsafe fn get_events(
+    handle: usize,
+    min: isize,
+    max: isize,
+    events: *mut Event,
+    timeout: *const libc::timespec,
+    signals: Option<usize>,
+) -> isize {
     let context = find(handle);
     let kernel = context.as_ref().map_or(handle, |context| context.kernel);
-    let Wanted { min, max, events, timeout, signals } = wanted;
     // SAFETY: the kernel checks the addresses.
     let got = unsafe {
         match signals {
             None => sys!(libc::SYS_io_getevents, kernel, min, max, events, timeout),
             Some(signals) => {
-                sys!(SYS_IO_PGETEVENTS, kernel, min, max, events, timeout, signals)
+                sys!(SYS_io_pgetevents, kernel, min, max, events, timeout, signals)
             }
         }
     };

@@ -6,7 +6,7 @@
 use std::ffi::{c_int, c_long};
 
 use crate::aio::iocb::{Event, Handle, Iocb};
-use crate::aio::submit::{self as aio, Wanted};
+use crate::aio::submit as aio;
 use crate::fork::ensure_initialised;
 
 type Callback = unsafe extern "C" fn(Handle, *mut Iocb, c_long, c_long);
@@ -56,7 +56,7 @@ pub unsafe fn get_events(
     ensure_initialised();
     let (min, max) = (min as isize, max as isize);
     // SAFETY: the caller's duty.
-    unsafe { aio::get_events(handle, Wanted { min, max, events, timeout, signals }) as c_int }
+    unsafe { aio::get_events(handle, min, max, events, timeout, signals) as c_int }
 }
 
 pub unsafe fn io_pgetevents(

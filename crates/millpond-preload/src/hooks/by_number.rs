@@ -28,11 +28,12 @@ use crate::runtime::{section, thread};
 mod numbers {
     pub use libc::*;
 
+    pub use crate::aio::iocb::SYS_io_pgetevents;
+
     pub const SYS_fchmodat2: c_long = 452;
     pub const SYS_setxattrat: c_long = 463;
     pub const SYS_removexattrat: c_long = 466;
     pub const SYS_file_setattr: c_long = 469;
-    pub const SYS_io_pgetevents: c_long = if cfg!(target_arch = "x86_64") { 333 } else { 292 };
 }
 
 /// Where a system call goes on. One that makes a thread or process on another stack returns there:
