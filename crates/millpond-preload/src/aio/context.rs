@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 use crate::aio::iocb::{Event, HAS_EVENTFD, Iocb, PREAD};
 use crate::aio::optimistic_read::OptimisticRead;
 use crate::aio::slots::Slots;
-use crate::files::table::{self, NumberState};
+use crate::files::process_locks;
 use crate::page_cache;
 use crate::runtime::lock::Lock;
 use crate::runtime::sys::{self, PRIVATE, sys};
@@ -312,23 +312,10 @@ pub fn nothing() -> Option<i32> {
         return Some(fd);
     }
     // SAFETY: the name is NUL-terminated; no other memory is involved.
-    let copy = unsafe {
-        let fd = sys!(libc::SYS_memfd_create, c"millpond".as_ptr(), libc::MFD_CLOEXEC);
-        let first = config::get().internal_fd_min;
-        let copy = sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first);
-        sys!(libc::SYS_close, fd);
-        copy as i32
-    };
-    if copy < 0 {
-        return None;
-    }
-    if !table::set(copy, NumberState::Internal) {
-        // SAFETY: the duplicate made above, which no other thread knows.
-        unsafe { sys!(libc::SYS_close, copy) };
-        return None;
-    }
-    NOTHING.store(copy, Relaxed);
-    Some(copy)
+    let made = unsafe { sys!(libc::SYS_memfd_create, c"millpond".as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = process_locks::adopt(config::renumber(made)?)?;
+    NOTHING.store(fd, Relaxed);
+    Some(fd)
 }
 
 /// The pending end of a request; called once.

@@ -67,6 +67,15 @@ pub fn give_up(id: FileId) {
     HELD.lock().close_retired(Some(id));
 }
 
+/// Marks a descriptor that was just made as the library's own; closes it if its number is too high for that.
+pub fn adopt(fd: RawFd) -> Option<RawFd> {
+    let is_marked = table::set(fd, NumberState::Internal);
+    if !is_marked {
+        close(fd);
+    }
+    is_marked.then_some(fd)
+}
+
 /// Closes a descriptor of the library's own, at once or as soon as that ends no lock. Returns the kernel's result.
 pub fn close(fd: RawFd) -> isize {
     if matches!(table::get(fd), NumberState::File(_)) {

@@ -79,10 +79,7 @@ impl Serving {
         if copy < 0 {
             return Err(Reason::Descriptors);
         }
-        if !table::set(copy, NumberState::Internal) {
-            process_locks::close(copy);
-            return Err(Reason::Descriptors);
-        }
+        process_locks::adopt(copy).ok_or(Reason::Descriptors)?;
         // SAFETY: the duplicate was made above.
         let owned = unsafe { OwnedFd::from_raw_fd(copy) };
         // `registry.R4`: the lease first.

@@ -93,14 +93,7 @@ pub fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
         close_spare();
         own = open();
     }
-    if own < 0 {
-        return None;
-    }
-    if !table::set(own, NumberState::Internal) {
-        process_locks::close(own);
-        return None;
-    }
-    Some(own)
+    if own < 0 { None } else { process_locks::adopt(own) }
 }
 
 /// multi_open.G3: a spare number for opening a file when no other is free; -1: none. Relaxed: the registry is locked.
@@ -111,26 +104,11 @@ pub fn have_spare() -> bool {
     if SPARE.load(Relaxed) >= 0 {
         return true;
     }
-    let first = config::get().internal_fd_min;
-    // SAFETY: no memory involved; the numbers are made here.
-    let spare = unsafe {
-        let low = sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC);
-        if low < 0 {
-            return false;
-        }
-        let spare = sys!(libc::SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, first) as RawFd;
-        sys!(libc::SYS_close, low);
-        spare
-    };
-    if spare < 0 || !table::set(spare, NumberState::Internal) {
-        if spare >= 0 {
-            // SAFETY: made above.
-            unsafe { sys!(libc::SYS_close, spare) };
-        }
-        return false;
-    }
-    SPARE.store(spare, Relaxed);
-    true
+    // SAFETY: no memory involved.
+    let made = unsafe { sys!(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC) };
+    let spare = config::renumber(made).and_then(process_locks::adopt);
+    spare.inspect(|spare| SPARE.store(*spare, Relaxed));
+    spare.is_some()
 }
 
 fn close_spare() {

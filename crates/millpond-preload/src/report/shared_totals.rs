@@ -73,19 +73,11 @@ fn inherited(path: &str) -> Option<RawFd> {
 
 fn make() -> Option<RawFd> {
     const CLOSE_ON_EXEC: usize = 1;
-    let first = config::get().internal_fd_min;
-    // SAFETY: the name is NUL-terminated; the descriptors are made here.
-    let fd = unsafe {
-        let low = sys!(libc::SYS_memfd_create, c"millpond-totals".as_ptr(), CLOSE_ON_EXEC);
-        if low < 0 {
-            return None;
-        }
-        let fd = sys!(libc::SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, first);
-        sys!(libc::SYS_close, low);
-        fd as RawFd
-    };
+    // SAFETY: the name is NUL-terminated.
+    let made = unsafe { sys!(libc::SYS_memfd_create, c"millpond-totals".as_ptr(), CLOSE_ON_EXEC) };
+    let fd = config::renumber(made)?;
     // SAFETY: no memory involved.
-    (fd >= 0 && unsafe { sys!(libc::SYS_ftruncate, fd, FILE_BYTES) } == 0).then_some(fd)
+    (unsafe { sys!(libc::SYS_ftruncate, fd, FILE_BYTES) } == 0).then_some(fd)
 }
 
 /// Names the memory file to children.

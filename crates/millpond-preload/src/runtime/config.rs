@@ -23,6 +23,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use millpond::{Backing, WriteMode};
 
+use crate::runtime::sys::sys;
+
 pub struct Config {
     pub paths: Vec<Vec<u8>>,
     pub cache_bytes: Option<u64>,
@@ -107,7 +109,7 @@ fn read() -> Config {
 
 /// Read through libc and copied at once: std's `env` would take a lock that a thread may hold
 /// across fork.
-fn variable(name: &CStr) -> Option<&'static [u8]> {
+pub fn variable(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: `name` is NUL-terminated; the value is NUL-terminated, and nothing changes the
     // environment while the program is being loaded.
     unsafe {
@@ -137,6 +139,17 @@ fn internal_fd_min() -> RawFd {
     let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
     let limit = if known { limit.rlim_cur.min(1 << 20) } else { 1024 };
     (limit / 2).min(1024) as RawFd
+}
+
+/// Gives a descriptor that was just made a number of the library's; `None`: it was not made, or no number is free.
+pub fn renumber(made: isize) -> Option<RawFd> {
+    // SAFETY: no memory involved; the caller gives the descriptor up.
+    let fd = unsafe {
+        let fd = sys!(libc::SYS_fcntl, made, libc::F_DUPFD_CLOEXEC, get().internal_fd_min);
+        sys!(libc::SYS_close, made);
+        fd as RawFd
+    };
+    (fd >= 0).then_some(fd)
 }
 
 /// Whether a canonical path lies in one of the served directories.
