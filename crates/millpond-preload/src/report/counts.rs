@@ -5,14 +5,13 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use millpond::Backing;
 use millpond::stats::Stats;
 
 use crate::report::accounts;
 use crate::report::reason::Reason;
 use crate::report::totals::Totals;
 use crate::runtime::count_words::*;
-use crate::runtime::{config, thread};
+use crate::runtime::thread;
 
 /// The counts that were reported before.
 pub struct Reported([AtomicU64; WORDS]);
@@ -28,11 +27,6 @@ impl Reported {
             *total = total.wrapping_sub(reported.swap(*total, Relaxed));
         }
         totals
-    }
-
-    /// As if all of `totals`, and nothing else, had been reported.
-    pub fn set(&self, totals: Totals) {
-        self.new_part(totals);
     }
 }
 
@@ -86,9 +80,4 @@ pub fn totals(stats: Option<Stats>) -> Totals {
         }
     }
     Totals(thread::sums())
-}
-
-/// Whether the line has the numbers of direct transfers.
-pub fn has_direct_backing() -> bool {
-    config::get().backing == Backing::Direct
 }

@@ -24,6 +24,7 @@ mod totals;
 
 use std::os::fd::RawFd;
 
+use millpond::Backing;
 use millpond::stats::Stats;
 
 use crate::report::counts::Reported;
@@ -48,8 +49,8 @@ pub fn initialise() -> impl Iterator<Item = RawFd> {
 pub fn after_fork() {
     counts::after_fork();
     // The counts so far are the parent's, which reports them.
-    REPORTED.set(counts::totals(None));
-    PRINTED.set(Totals::none());
+    REPORTED.new_part(counts::totals(None));
+    PRINTED.new_part(Totals::none());
     lines::after_fork();
     shared_totals::after_fork();
     accounts::after_fork();
@@ -65,7 +66,7 @@ pub fn report_exit(last: fn() -> Option<Stats>) {
         }
         let new = PRINTED.new_part(shared_totals::all());
         if !new.is_empty() {
-            lines::print(&new.sentence(counts::has_direct_backing()));
+            lines::print(&new.sentence(config::get().backing == Backing::Direct));
         }
     });
 }

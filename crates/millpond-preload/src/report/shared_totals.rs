@@ -155,9 +155,9 @@ pub fn all() -> Totals {
     let mut totals = Totals::none();
     let words = MAPPED.load(Relaxed);
     if !words.is_null() {
-        for index in 0..WORDS {
+        for (index, total) in totals.0.iter_mut().enumerate() {
             // SAFETY: mapped for good; within the mapping.
-            totals.add(index, unsafe { &*words.add(1 + index) }.load(Relaxed));
+            *total = unsafe { &*words.add(1 + index) }.load(Relaxed);
         }
     }
     totals

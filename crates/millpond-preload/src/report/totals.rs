@@ -16,10 +16,6 @@ impl Totals {
         Self([0; WORDS])
     }
 
-    pub fn add(&mut self, word: usize, count: u64) {
-        self.0[word] = self.0[word].wrapping_add(count);
-    }
-
     pub fn get(&self, word: usize) -> u64 {
         self.0[word]
     }
@@ -30,11 +26,11 @@ impl Totals {
         (self.0[PASSED_FILES + index], bytes.cast_unsigned())
     }
 
-    pub fn passed_files(&self) -> u64 {
+    fn passed_files(&self) -> u64 {
         (0..REASONS.len()).map(|index| self.passed(index).0).fold(0, u64::wrapping_add)
     }
 
-    pub fn passed_bytes(&self) -> u64 {
+    fn passed_bytes(&self) -> u64 {
         (0..REASONS.len()).map(|index| self.passed(index).1).fold(0, u64::wrapping_add)
     }
 
@@ -45,7 +41,7 @@ impl Totals {
     }
 
     /// The reasons that count, in words: files, bytes.
-    pub fn reasons(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
+    fn reasons(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
         REASONS
             .iter()
             .enumerate()
