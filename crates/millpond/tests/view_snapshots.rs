@@ -1,4 +1,4 @@
-//! A view keeps the bytes that it had when it was made, whatever changes the file.
+//! A view keeps its bytes beside each change of the file.
 
 mod common;
 

@@ -168,6 +168,7 @@ static void sizes(void)
 	CASE(ftruncate, SAY(syscall(SYS_ftruncate, fd, 4002L)); SAY(syscall(SYS_ftruncate, fd, 9000L)));
 	CASE(truncate, SAY(syscall(SYS_truncate, "f", 4002L)); SAY(pread(fd, buf, 500, 4000)));
 	CASE(fallocate, SAY(syscall(SYS_fallocate, fd, 3, 4000L, 2L)); SAY(syscall(SYS_fallocate, fd, 0, 8000L, 5000L)));
+	CASE(fadvise64, SAY(syscall(SYS_fadvise64, fd, 0L, 0L, 4)); SAY(pread(fd, buf, 500, 4000)));
 	CASE(fsync, SAY(syscall(SYS_fsync, fd)));
 	CASE(fdatasync, SAY(syscall(SYS_fdatasync, fd)));
 	CASE(sync, SAY(syscall(SYS_sync)));
