@@ -333,10 +333,26 @@ impl Descriptors {
         self.direct.is_some() && self.in_place.is_none()
     }
 
-    /// Has the last close free the blocks beyond the end.
-    pub(crate) fn free_blocks_later(&self) {
-        // Relaxed: the last reference is dropped after it.
-        self.frees_blocks_at_close.store(true, Relaxed);
+    /// [`BackingFile::free_blocks_beyond`](crate::io::backend::BackingFile::free_blocks_beyond).
+    ///
+    /// No call only frees the blocks beyond the end. Truncating the file to its present length does, if no process can
+    /// append between the check of the length and that. (Punching a hole beyond the end does nothing on ext4, and on
+    /// other file systems may remove the bytes of an append.)
+    pub(crate) fn free_blocks_beyond(&self, len: u64, leased: bool) {
+        if self.has_second_description() && !leased {
+            // Relaxed: the last reference is dropped after it.
+            return self.frees_blocks_at_close.store(true, Relaxed);
+        }
+        let cut = || {
+            if self.len().is_ok_and(|now| now == len) {
+                // If it fails, the file has blocks beyond its end, as after `fallocate`.
+                let _ = self.set_len(len);
+            }
+        };
+        match self.descriptor(true) {
+            Some(fd) if !leased => drop(allocation::alone(fd, cut)),
+            _ => cut(),
+        }
     }
 
     pub(crate) fn overwrites(&self) -> Overwrites {
