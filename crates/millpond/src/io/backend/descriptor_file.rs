@@ -1,47 +1,44 @@
 //! Backing files that are sets of descriptors.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::FallocateFlags;
 
-use crate::file_id::FileId;
-use crate::io::backend::descriptors::{Backing, Descriptors};
+use crate::io::backend::descriptors::Descriptors;
+use crate::io::backend::driver::Driver;
+use crate::io::backend::read_ring::RingRead;
+use crate::io::backend::threads::{self, Threads};
+use crate::io::backend::uring;
 use crate::io::backend::{BackingFile, ChangeObserver, OpenedFor, Seek};
-use crate::io::transfer::{BackgroundRead, Direction, Transfer, TransferCounts};
+use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 
-/// A backing file that consists of descriptors, with the carrier that performs its transfers.
-pub(crate) struct DescriptorFile<C> {
-    pub(crate) descriptors: Arc<Descriptors>,
-    pub(crate) carrier: C,
+/// A backing file that consists of descriptors.
+pub(crate) struct DescriptorFile {
+    descriptors: Arc<Descriptors>,
+    carrier: TransferDriver,
     observer: OnceLock<Arc<dyn ChangeObserver>>,
 }
 
-/// The part in which backends with descriptors differ.
-pub(crate) trait TransferDriver: Clone + Send + Sync + Sized {
-    /// [`BackingFile::try_all`].
-    fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]);
-
-    /// [`BackingFile::transfer_bytes`].
-    const TRANSFER_BYTES: u64;
-
-    /// [`BackingFile::start`].
-    fn start(file: Arc<DescriptorFile<Self>>, read: BackgroundRead) -> Result<(), BackgroundRead>;
+/// The part of a back end that performs the transfers of a file.
+pub(crate) enum TransferDriver {
+    Uring(Arc<Driver>),
+    Threads(Arc<Threads>),
 }
 
-impl<C: TransferDriver> DescriptorFile<C> {
-    pub(crate) fn new(
-        fd: BorrowedFd<'_>,
-        id: FileId,
-        backing: Backing,
-        untorn_bytes: Option<u32>,
-        carrier: &C,
-        transfers: &Arc<TransferCounts>,
-    ) -> io::Result<DescriptorFile<C>> {
-        let descriptors = Descriptors::new(fd, id, backing, untorn_bytes, transfers)?;
-        let descriptors = Arc::new(descriptors);
-        Ok(DescriptorFile { descriptors, carrier: carrier.clone(), observer: OnceLock::new() })
+impl TransferDriver {
+    fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
+        match self {
+            TransferDriver::Uring(_) => uring::try_all(descriptors, batch),
+            TransferDriver::Threads(threads) => threads.try_all(descriptors, batch),
+        }
+    }
+}
+
+impl DescriptorFile {
+    pub(crate) fn new(descriptors: Descriptors, carrier: TransferDriver) -> DescriptorFile {
+        DescriptorFile { descriptors: Arc::new(descriptors), carrier, observer: OnceLock::new() }
     }
 
     /// Calls `act`, which changes the file and makes it no longer than `reach`.
@@ -61,7 +58,7 @@ impl<C: TransferDriver> DescriptorFile<C> {
     }
 }
 
-impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
+impl BackingFile for DescriptorFile {
     fn descriptors(&self) -> Option<&Descriptors> {
         Some(&self.descriptors)
     }
@@ -87,11 +84,19 @@ impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
     }
 
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
-        C::start(self, read)
+        match &self.carrier {
+            TransferDriver::Uring(driver) => {
+                Arc::clone(driver).start(RingRead::new(self, read)).map_err(|job| job.read)
+            }
+            TransferDriver::Threads(threads) => threads.start(&self.descriptors, read),
+        }
     }
 
     fn transfer_bytes(&self) -> u64 {
-        C::TRANSFER_BYTES
+        match self.carrier {
+            TransferDriver::Uring(_) => uring::TRANSFER_BYTES,
+            TransferDriver::Threads(_) => threads::TRANSFER_BYTES,
+        }
     }
 
     fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
