@@ -57,10 +57,10 @@
 #define MILLPOND_VERSION_MINOR 2
 #define MILLPOND_VERSION_PATCH 0
 
-/** io_uring where a ring can be set up and reads a byte, else blocking system calls and a few threads. */
+/** io_uring where a ring can be set up and reads a byte (Linux 5.11), else blocking system calls and a few threads. */
 #define MILLPOND_BACKEND_AUTO 0
 
-/** io_uring. Creation of the engine fails where the system refuses it. */
+/** io_uring (Linux 5.11). Creation of the engine fails where the system refuses it. */
 #define MILLPOND_BACKEND_URING 1
 
 /** Blocking system calls, and a few threads for background reads. */

@@ -11,9 +11,9 @@ use crate::call::{
 };
 use crate::objects::ENGINES;
 
-/// io_uring where a ring can be set up and reads a byte, else blocking system calls and a few threads.
+/// io_uring where a ring can be set up and reads a byte (Linux 5.11), else blocking system calls and a few threads.
 pub const MILLPOND_BACKEND_AUTO: u32 = 0;
-/// io_uring. Creation of the engine fails where the system refuses it.
+/// io_uring (Linux 5.11). Creation of the engine fails where the system refuses it.
 pub const MILLPOND_BACKEND_URING: u32 = 1;
 /// Blocking system calls, and a few threads for background reads.
 pub const MILLPOND_BACKEND_THREADS: u32 = 2;

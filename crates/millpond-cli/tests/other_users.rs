@@ -515,7 +515,7 @@ fn a_report_is_opened_as_by_a_shell() {
 
 /// The sources that open, create or look up a path, and why each is safe. A source that is not listed fails
 /// the test below, so that its author thinks of other users.
-const SOURCES: [(&str, &str); 45] = [
+const SOURCES: [(&str, &str); 44] = [
     ("millpond-cli/src/demo/cold_reads.rs", "/proc/self"),
     ("millpond-cli/src/demo/kill.rs", "the command's own program; /proc of its parent"),
     ("millpond-cli/src/manual.rs", "named by the user, as by a shell"),

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
-use crate::io::backend::descriptors::Backing;
+use crate::io::backend::descriptor_file::{DescriptorFile, TransferDriver};
+use crate::io::backend::descriptors::{Backing, Descriptors};
 use crate::io::backend::driver::Driver;
 use crate::io::backend::local_ring::probe;
-use crate::io::backend::threads::{Threads, ThreadsFile};
-use crate::io::backend::uring::UringFile;
+use crate::io::backend::threads::Threads;
 use crate::io::transfer::TransferCounts;
 use crate::options::BackendChoice;
 #[cfg(feature = "sim")]
@@ -69,18 +69,19 @@ impl Backend {
         backing: Backing,
         untorn_bytes: Option<u32>,
     ) -> io::Result<Arc<dyn BackingFile>> {
-        let (threads, transfers) = (&self.threads, &self.transfers);
-        Ok(match &self.kind {
+        let carrier = match &self.kind {
             // A transfer in a ring has its flags looked at when the kernel gets round to it.
             BackendKind::Uring(driver) if backing != Backing::DirectInPlace => {
-                Arc::new(UringFile::new(fd, id, backing, untorn_bytes, driver, transfers)?)
+                TransferDriver::Uring(Arc::clone(driver))
             }
             BackendKind::Uring(_) | BackendKind::Threads => {
-                Arc::new(ThreadsFile::new(fd, id, backing, untorn_bytes, threads, transfers)?)
+                TransferDriver::Threads(Arc::clone(&self.threads))
             }
             #[cfg(feature = "sim")]
-            BackendKind::Simulated(simulated) => simulated.open(fd, &threads.readers)?,
-        })
+            BackendKind::Simulated(simulated) => return simulated.open(fd, &self.threads.readers),
+        };
+        let descriptors = Descriptors::new(fd, id, backing, untorn_bytes, &self.transfers)?;
+        Ok(Arc::new(DescriptorFile::new(descriptors, carrier)))
     }
 }
 

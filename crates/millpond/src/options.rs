@@ -20,10 +20,10 @@ use crate::waits::{Waiting, Watch};
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum BackendChoice {
-    /// `Uring` where a ring can be set up and reads a byte, else `Threads` (the default).
+    /// `Uring` where a ring can be set up and reads a byte, on Linux 5.11 and later, else `Threads` (the default).
     #[default]
     Auto,
-    /// io_uring; building the engine fails where the system refuses it.
+    /// io_uring; building the engine fails where the system refuses it, and before Linux 5.11.
     Uring,
     /// `preadv` and `pwritev` by the caller, and a small pool of threads for read-ahead.
     Threads,

@@ -505,18 +505,19 @@ impl AsyncFile {
     async fn move_buffers(
         &self,
         op: Op,
-        mut buffers: Vec<Buffer>,
+        buffers: Vec<Buffer>,
         offset: u64,
     ) -> (Result<usize>, Vec<Buffer>) {
         if let Err(error) = self.start_workers(op, offset, total(&buffers)) {
             return (Err(error), buffers);
         }
         self.worked(move |file| {
+            let list = SegmentList::from_buffers(buffers).into_raw();
             let moved = match op {
-                Op::Write => background_read::write_buffers(file, &buffers, offset),
-                _ => background_read::read_buffers(file, &mut buffers, offset),
+                Op::Write => file.write_segments(list.iter(), offset),
+                _ => file.read_segments(list.iter(), offset, BypassPolicy::Filtered),
             };
-            (moved, buffers)
+            (moved, list.into_buffers())
         })
         .await
     }

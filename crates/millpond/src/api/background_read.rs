@@ -22,7 +22,7 @@
 //! that submitted it, and if that truncates the file in the meantime, the kernel blocks it there until the
 //! write is done.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::sync::Arc;
 
 use crate::api::file::{File, check_range, release_handle};
@@ -299,17 +299,4 @@ impl<T: OnReadEnd> Ending for Read<T> {
 fn end(handle: Arc<File>, buffers: Vec<Buffer>, on_end: impl OnReadEnd, outcome: Result<usize>) {
     // O3.
     release_handle(handle, move || on_end(outcome, buffers));
-}
-
-/// Reads into all of `buffers`, and waits for it.
-pub(crate) fn read_buffers(file: &File, buffers: &mut [Buffer], offset: u64) -> Result<usize> {
-    let mut slices: Vec<IoSliceMut<'_>> =
-        buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
-    file.read_vectored_at(&mut slices, offset)
-}
-
-/// Writes all of `buffers`, and waits for it.
-pub(crate) fn write_buffers(file: &File, buffers: &[Buffer], offset: u64) -> Result<usize> {
-    let slices: Vec<IoSlice<'_>> = buffers.iter().map(|buffer| IoSlice::new(buffer)).collect();
-    file.write_vectored_at(&slices, offset)
 }

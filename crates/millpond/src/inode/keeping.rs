@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use crate::event::event;
 use crate::inode::CachedFile;
+use crate::io::backend::ChangeObserver;
 use crate::recovery::{EntryUse, Intent, Recovery};
 use crate::sync::MutexExt;
 use crate::units::{FrameIndex, PageIndex};
@@ -56,7 +57,7 @@ impl CachedFile {
             recovery.adopt(fd, self.id.device, self.id.inode, size, self.core().page_shift);
         match adopted {
             Ok(slot) => {
-                self.kept.changes.enter(recovery, slot, fd);
+                self.kept.changes.enter(slot, fd);
                 let _told = self.kept.sizes.acquire();
                 self.kept.slot.store(slot.word(), Release);
                 recovery.set_size(slot, self.core().size.get());
@@ -117,15 +118,15 @@ impl CachedFile {
     /// A caller is about to change the file below the cache without its back end. The file will be no longer than
     /// `reach`.
     pub(crate) fn begin_change(&self, reach: u64) {
-        if let Some(recovery) = self.recovery() {
-            self.kept.changes.begin(recovery, reach);
+        if self.recovery().is_some() {
+            self.kept.changes.begin(reach);
         }
     }
 
     /// Ends what [`CachedFile::begin_change`] began.
     pub(crate) fn end_change(&self) {
-        if let Some(recovery) = self.recovery() {
-            self.kept.changes.end(recovery, self.backing.descriptor(true));
+        if self.recovery().is_some() {
+            self.kept.changes.end(self.backing.descriptor(true));
         }
     }
 

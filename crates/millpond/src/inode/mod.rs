@@ -71,7 +71,7 @@ use crate::io::retry;
 use crate::io::transfer::{Direction, Transfer};
 use crate::options::{Backing, OpenOptions, WriteMode};
 use crate::process_local::ProcessStatic;
-use crate::recovery::changes::ToldFile;
+use crate::recovery::changes::Changes;
 use crate::recovery::mark::Marks;
 use crate::units::{FrameIndex, PageIndex};
 use crate::waits::{TaskWaits, ThreadWaits, WaitFor};
@@ -231,13 +231,11 @@ impl CachedFile {
         let mapped_pages = matches!(options.backing, Backing::Mapped);
         let mapped_pages =
             mapped_pages.then(|| Box::new(MappedPages::new(id, shared.backend.has_files())));
-        let kept = KeeperSlot::default();
-        let backing = match shared.cache.frames.recovery() {
-            Some(recovery) if backing.descriptors().is_some() => {
-                Arc::new(ToldFile::new(backing, &kept.changes, recovery))
-            }
-            _ => backing,
-        };
+        let mut kept = KeeperSlot::default();
+        if let Some(recovery) = shared.cache.frames.recovery() {
+            kept.changes = Arc::new(Changes::new(recovery));
+            backing.observe(Arc::clone(&kept.changes) as _);
+        }
         Ok(Arc::new_cyclic(|this| CachedFile {
             core,
             shared: Arc::clone(shared),

@@ -52,7 +52,6 @@ use crate::io::backend::shared_ring::{HeldRing, SharedRing};
 use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::segment::SegmentIter;
-use crate::io::segment_list::SegmentList;
 use crate::process_local::ProcessLocal;
 use crate::queue::inner::{Inner, Pending, take_request};
 use crate::queue::request::Kind;
@@ -474,7 +473,6 @@ impl Queue {
 impl Inner {
     /// Starts an admitted operation; returns its completion if it is done.
     fn start(self: &Arc<Self>, mut request: Request) -> Option<Completion> {
-        request.kind.make_list(&request.file);
         if let Err(error) = request.check() {
             return self.complete_at_once(request, Err(error));
         }
@@ -550,12 +548,7 @@ impl Inner {
     /// request.
     fn start_direct(self: &Arc<Self>, request: Request) -> Option<Request> {
         let (file, user_data, list, offset) = match request {
-            Request { file, user_data, kind: Kind::ReadBuffers { buffers, offset } }
-                if file.is_for_direct() =>
-            {
-                (file, user_data, SegmentList::from_buffers(buffers).into_raw(), offset)
-            }
-            Request { file, user_data, kind: Kind::ReadLent { list, offset } }
+            Request { file, user_data, kind: Kind::ReadList { list, offset } }
                 if file.is_for_direct() =>
             {
                 (file, user_data, list, offset)

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::api::background_read::{read_buffers, write_buffers};
 use crate::api::file::File;
 use crate::buffers::Buffer;
 use crate::error::{Error, Op, Result};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
-use crate::read::hit::HIT_PAGES_MAX;
 use crate::read::plan::BypassPolicy;
 
 /// A request for a [`Queue`](crate::queue::Queue).
@@ -56,26 +54,20 @@ pub struct Request {
     pub(super) kind: Kind,
 }
 
-/// Lent lists name memory of the lender, which is valid until the completion; or memory of buffers, which
-/// they own.
+/// Lists name memory of a lender, which is valid until the completion; or memory of buffers, which they own.
 #[derive(Debug)]
 pub(super) enum Kind {
     Read { buffer: Vec<u8>, offset: u64 },
     Write { buffer: Vec<u8>, offset: u64 },
-    ReadBuffers { buffers: Vec<Buffer>, offset: u64 },
-    WriteBuffers { buffers: Vec<Buffer>, offset: u64 },
-    ReadLent { list: RawList<'static>, offset: u64 },
-    WriteLent { list: RawList<'static>, offset: u64 },
+    ReadList { list: RawList<'static>, offset: u64 },
+    WriteList { list: RawList<'static>, offset: u64 },
     Sync { data_only: bool },
 }
 
 impl Request {
     /// Prefetches the memory that the start of this request needs.
     pub(super) fn ask_for(&self) {
-        if let Kind::Read { offset, .. }
-        | Kind::ReadLent { offset, .. }
-        | Kind::ReadBuffers { offset, .. } = self.kind
-        {
+        if let Kind::Read { offset, .. } | Kind::ReadList { offset, .. } = self.kind {
             let cached = &self.file.cached;
             cached.core().prefetch(&cached.cache().frames, cached.page_of(offset));
         }
@@ -146,13 +138,15 @@ impl Request {
     /// ```
     #[must_use]
     pub fn read_buffers(file: &Arc<File>, buffers: Vec<Buffer>, offset: u64) -> Request {
-        Request::new(file, Kind::ReadBuffers { buffers, offset })
+        let list = SegmentList::from_buffers(buffers).into_raw();
+        Request::new(file, Kind::ReadList { list, offset })
     }
 
     /// [`File::write_vectored_at`] of all of `buffers`, in turn, by a thread of the engine.
     #[must_use]
     pub fn write_buffers(file: &Arc<File>, buffers: Vec<Buffer>, offset: u64) -> Request {
-        Request::new(file, Kind::WriteBuffers { buffers, offset })
+        let list = SegmentList::from_buffers(buffers).into_raw();
+        Request::new(file, Kind::WriteList { list, offset })
     }
 
     /// [`RawFile::read_vectored_at`](crate::file::RawFile::read_vectored_at) into memory that is lent to the request: for memory that no Rust type
@@ -192,7 +186,7 @@ impl Request {
         // SAFETY: the caller's promise: the request, and all that the queue derives from it, is dropped
         // before the memory.
         let list = unsafe { RawList::borrowed(dst, None) };
-        Request::new(file, Kind::ReadLent { list, offset })
+        Request::new(file, Kind::ReadList { list, offset })
     }
 
     /// [`RawFile::write_vectored_at`](crate::file::RawFile::write_vectored_at) from memory that is lent to the request.
@@ -205,7 +199,7 @@ impl Request {
     pub unsafe fn write_lent(file: &Arc<File>, src: &[libc::iovec], offset: u64) -> Request {
         // SAFETY: as in `read_lent`; a write only reads the memory.
         let list = unsafe { RawList::borrowed(src, None) };
-        Request::new(file, Kind::WriteLent { list, offset })
+        Request::new(file, Kind::WriteList { list, offset })
     }
 
     /// [`File::sync_all`]. The result is 0.
@@ -231,11 +225,8 @@ impl Request {
     pub(super) fn check(&self) -> Result<()> {
         match &self.kind {
             Kind::Read { buffer, offset } => self.file.check_read(*offset, buffer.len() as u64),
-            Kind::ReadLent { list, offset } => self.file.check_read(*offset, list.total()),
-            Kind::ReadBuffers { .. } => self.file.check_process(Op::Read),
-            Kind::Write { .. } | Kind::WriteBuffers { .. } | Kind::WriteLent { .. } => {
-                self.file.check_process(Op::Write)
-            }
+            Kind::ReadList { list, offset } => self.file.check_read(*offset, list.total()),
+            Kind::Write { .. } | Kind::WriteList { .. } => self.file.check_process(Op::Write),
             Kind::Sync { .. } => self.file.check_process(Op::Sync),
         }
     }
@@ -244,14 +235,11 @@ impl Request {
     pub(super) fn carry_out(mut self) -> Completion {
         let file = &*self.file;
         let kind = &mut self.kind;
-        kind.make_list(file);
         let result = match kind {
-            Kind::Read { .. } | Kind::ReadLent { .. } => kind
+            Kind::Read { .. } | Kind::ReadList { .. } => kind
                 .with_read(|dst, offset| file.read_segments(dst, offset, BypassPolicy::FirstMiss)),
             Kind::Write { buffer, offset } => file.write_at(buffer, *offset),
-            Kind::ReadBuffers { buffers, offset } => read_buffers(file, buffers, *offset),
-            Kind::WriteBuffers { buffers, offset } => write_buffers(file, buffers, *offset),
-            Kind::WriteLent { list, offset } => file.write_segments(list.iter(), *offset),
+            Kind::WriteList { list, offset } => file.write_segments(list.iter(), *offset),
             Kind::Sync { data_only: true } => file.sync_data().map(|()| 0),
             Kind::Sync { data_only: false } => file.sync_all().map(|()| 0),
         };
@@ -282,41 +270,23 @@ impl Request {
 
     /// Completes it with an error of the system from before its start.
     pub(super) fn refused(self, error: std::io::Error) -> Completion {
-        let sum = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.len()).sum();
         let (op, offset, len) = match &self.kind {
-            Kind::Read { buffer, offset } => (Op::Read, *offset, buffer.len()),
-            Kind::Write { buffer, offset } => (Op::Write, *offset, buffer.len()),
-            Kind::ReadBuffers { buffers, offset } => (Op::Read, *offset, sum(buffers)),
-            Kind::WriteBuffers { buffers, offset } => (Op::Write, *offset, sum(buffers)),
-            Kind::ReadLent { list, offset } => (Op::Read, *offset, list.total() as usize),
-            Kind::WriteLent { list, offset } => (Op::Write, *offset, list.total() as usize),
+            Kind::Read { buffer, offset } => (Op::Read, *offset, buffer.len() as u64),
+            Kind::Write { buffer, offset } => (Op::Write, *offset, buffer.len() as u64),
+            Kind::ReadList { list, offset } => (Op::Read, *offset, list.total()),
+            Kind::WriteList { list, offset } => (Op::Write, *offset, list.total()),
             Kind::Sync { .. } => (Op::Sync, 0, 0),
         };
-        self.fail(Error::io(op, offset, len as u64, error))
+        self.fail(Error::io(op, offset, len, error))
     }
 }
 
 impl Kind {
-    /// Makes a list of the buffers of a read that may hit: one with few enough pages to be read without a
-    /// thread.
-    pub(super) fn make_list(&mut self, file: &File) {
-        if let Kind::ReadBuffers { buffers, offset } = self
-            && file.is_for_cached_reads()
-            && is_short(file, buffers)
-        {
-            let list = SegmentList::from_buffers(std::mem::take(buffers)).into_raw();
-            *self = Kind::ReadLent { list, offset: *offset };
-        }
-    }
-
     /// The memory that the completion returns.
     pub(super) fn into_memory(self) -> (Vec<u8>, Vec<Buffer>) {
         match self {
             Kind::Read { buffer, .. } | Kind::Write { buffer, .. } => (buffer, Vec::new()),
-            Kind::ReadBuffers { buffers, .. } | Kind::WriteBuffers { buffers, .. } => {
-                (Vec::new(), buffers)
-            }
-            Kind::ReadLent { list, .. } | Kind::WriteLent { list, .. } => {
+            Kind::ReadList { list, .. } | Kind::WriteList { list, .. } => {
                 (Vec::new(), list.into_buffers())
             }
             Kind::Sync { .. } => (Vec::new(), Vec::new()),
@@ -333,14 +303,14 @@ impl Kind {
                 // SAFETY: the buffer's own memory, which is returned with the list and not used elsewhere.
                 (unsafe { RawList::borrowed(&[all], None) }, buffer)
             }
-            Kind::ReadLent { list, .. } => (list, Vec::new()),
+            Kind::ReadList { list, .. } => (list, Vec::new()),
             _ => unreachable!("a read"),
         }
     }
 
     /// Whether it is a read that may hit.
     pub(super) fn is_read(&self) -> bool {
-        matches!(self, Kind::Read { .. } | Kind::ReadLent { .. })
+        matches!(self, Kind::Read { .. } | Kind::ReadList { .. })
     }
 
     /// Runs `step` with the memory and the offset of a read that may hit; the request owns the memory
@@ -353,17 +323,10 @@ impl Kind {
                 let dst = unsafe { [Segment::new(buffer.as_mut_ptr(), buffer.len())] };
                 step((&dst).into(), *offset)
             }
-            Kind::ReadLent { list, offset } => step(list.iter(), *offset),
+            Kind::ReadList { list, offset } => step(list.iter(), *offset),
             _ => unreachable!("a read"),
         }
     }
-}
-
-/// Whether a read of `buffers` covers few enough pages for a hit.
-fn is_short(file: &File, buffers: &[Buffer]) -> bool {
-    let most = file.cached.chunk_pages(HIT_PAGES_MAX) - 1;
-    let len = buffers.iter().fold(0, |sum: usize, buffer| sum.saturating_add(buffer.len()));
-    len <= most.max(1) * file.cached.core().page_bytes()
 }
 
 /// The outcome of a [`Request`].

@@ -8,14 +8,13 @@ use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::policy::admission::AdmissionFilter;
 use crate::copy::Source;
 use crate::inode::CachedFile;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
 use crate::read::hit::copy_out;
-use crate::read::plan;
-use crate::units::{FrameIndex, PageIndex};
+use crate::read::plan::{self, BypassPolicy};
+use crate::units::FrameIndex;
 
 /// Frames in use by such reads of an engine, at most: a program may leave its completions in the queue. Chosen, not
 /// measured.
@@ -72,27 +71,25 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
     let dst: SegmentIter<'_> = (&segment).into();
     let alignment = file.backing.alignment(false);
     let is_aligned = alignment.first_misaligned(offset, dst.misalignment()).is_none();
-    let (mut bounce, mut fills) = (None, false);
-    let query = |gate: &AdmissionFilter, number: usize, first: PageIndex, last: PageIndex| {
-        if !is_aligned {
-            bounce = ReadBounce::take(file, len);
-        }
-        let is_ready = is_aligned || bounce.is_some();
-        fills = is_ready && !gate.bypasses_first_miss(number, first, last);
-        is_ready && !fills
-    };
     file.unguarded.prepare();
-    let range = (offset, len as u64);
-    let Some(guard) = plan::try_bypass(file, Some(query), range, is_aligned.then_some(dst)) else {
-        return if fills { Begun::Fills } else { Begun::Not };
-    };
+    let (policy, range) = (BypassPolicy::FirstMiss, (offset, len as u64));
+    let guarded = plan::try_guard(file, policy, range, is_aligned.then_some(dst));
+    let Some((guard, extent)) = guarded else { return Begun::Not };
+    let bounce = if is_aligned { None } else { ReadBounce::take(file, len) };
+    if !is_aligned && bounce.is_none() {
+        return Begun::Not;
+    }
+    if !policy.refuses(file, extent) {
+        return Begun::Fills;
+    }
+    file.cache().counters.local().missed(extent.page_count(file));
     let memory = bounce.as_ref().map_or(start, ReadBounce::bytes);
     // SAFETY: as above; or a frame of `bounce`, of as many bytes.
     let segment = [unsafe { Segment::new(memory, len) }];
     let transfer = Transfer::new(Direction::Read, offset, &segment);
     // None, if another thread has locked it by now. The admission filter was asked.
     let Some(fd) = file.backing.direct_route(&transfer) else { return Begun::Fills };
-    let (first, last) = (file.page_of(offset), file.page_of(offset + len as u64 - 1));
+    let (first, last) = extent.pages(file);
     let changes = file.unguarded.changes(first, last);
     drop(guard);
     let read = UnguardedRead { offset, len: len as u64, changes, bounce };

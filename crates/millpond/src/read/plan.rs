@@ -18,7 +18,6 @@ use std::time::Instant;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::policy::admission::AdmissionFilter;
 use crate::error::Error;
 use crate::inode::CachedFile;
 use crate::io::segment::SegmentIter;
@@ -93,28 +92,30 @@ pub(crate) enum BypassPolicy {
     Fills,
 }
 
-/// The call to the admission filter about the pages of a read. It is made only if all else permits a bypass: the filter
-/// counts it as a miss of the pages.
-pub(super) trait AdmissionQuery:
-    FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool
-{
-}
-
-impl<T: FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool> AdmissionQuery for T {}
-
 impl BypassPolicy {
-    /// The call to the admission filter. `None`: no read of the file bypasses the cache.
-    fn query(self, file: &CachedFile) -> Option<impl AdmissionQuery> {
-        let first_miss = self == BypassPolicy::FirstMiss && file.backing.is_direct();
+    fn bypasses_first_miss(self, file: &CachedFile) -> bool {
+        self == BypassPolicy::FirstMiss && file.backing.is_direct()
+    }
+
+    /// Whether any read of the file bypasses the cache.
+    fn may_bypass(self, file: &CachedFile) -> bool {
         let is_bypassing = || file.cache().admission.is_bypassing();
-        let may_bypass = self != BypassPolicy::Fills && (first_miss || is_bypassing());
-        may_bypass.then_some(move |filter: &AdmissionFilter, number, first, last| {
-            if first_miss {
-                filter.bypasses_first_miss(number, first, last)
-            } else {
-                filter.bypasses(number, first, last)
-            }
-        })
+        self != BypassPolicy::Fills && (self.bypasses_first_miss(file) || is_bypassing())
+    }
+
+    /// Whether admission refuses the pages of a read. Called once, and only if all else permits a bypass: the filter
+    /// counts it as a miss of the pages. With mapped backing there is no filter.
+    pub(super) fn refuses(self, file: &CachedFile, extent: ReadExtent) -> bool {
+        if file.mapped_pages.is_some() {
+            return true;
+        }
+        let (cache, (first, last)) = (file.cache(), extent.pages(file));
+        let number = cache.frames.file_number(ptr::from_ref(file.core()).cast());
+        if self.bypasses_first_miss(file) {
+            cache.admission.bypasses_first_miss(number, first, last)
+        } else {
+            cache.admission.bypasses(number, first, last)
+        }
     }
 }
 
@@ -126,12 +127,16 @@ pub(crate) fn plan(
     range: (u64, u64),
     memory: Option<SegmentIter<'_>>,
 ) -> ReadPlan {
-    plan_by(file, policy.query(file), range, memory)
+    match plan_if_refused(file, policy, range, memory) {
+        ReadPlan::Bypass(extent) if !policy.refuses(file, extent) => ReadPlan::Fill(extent),
+        plan => plan,
+    }
 }
 
-fn plan_by(
+/// The plan of a read whose pages admission refuses.
+fn plan_if_refused(
     file: &CachedFile,
-    query: Option<impl AdmissionQuery>,
+    policy: BypassPolicy,
     (offset, len): (u64, u64),
     memory: Option<SegmentIter<'_>>,
 ) -> ReadPlan {
@@ -151,16 +156,16 @@ fn plan_by(
         misalignment
             .is_none_or(|of| file.backing.alignment(false).first_misaligned(offset, of).is_none())
     };
-    if query.is_some_and(|query| is_aligned() && is_bypassed(file, query, extent)) {
+    if policy.may_bypass(file) && is_aligned() && can_bypass(file, extent) {
         ReadPlan::Bypass(extent)
     } else {
         ReadPlan::Fill(extent)
     }
 }
 
-/// Whether a read goes past the cache. It must consist of whole pages, since the rest of a partly read page is mostly
+/// Whether a read can go past the cache. It must consist of whole pages, since the rest of a partly read page is mostly
 /// read next.
-fn is_bypassed(file: &CachedFile, query: impl AdmissionQuery, extent: ReadExtent) -> bool {
+fn can_bypass(file: &CachedFile, extent: ReadExtent) -> bool {
     let (cache, core) = (file.cache(), file.core());
     let is_bound = |at: u64| at.is_multiple_of(core.page_bytes() as u64);
     let (first, last) = extent.pages(file);
@@ -168,35 +173,24 @@ fn is_bypassed(file: &CachedFile, query: impl AdmissionQuery, extent: ReadExtent
         && (extent.end == extent.size || is_bound(extent.end))
         && last.0 - first.0 < BYPASS_PAGES_MAX
         && first.to(last).all(|page| core.is_absent(&cache.frames, page))
-        && query(
-            &cache.admission,
-            cache.frames.file_number(ptr::from_ref(core).cast()),
-            first,
-            last,
-        )
 }
 
-/// A shared guard over a read that bypasses the cache with all its bytes, into `memory` or into frames. Does not wait.
-/// `None`: read it in another way.
-pub(super) fn try_bypass<'f>(
+/// A shared guard over a read that bypasses the cache with all its bytes, into `memory` or into frames, unless
+/// admission accepts its pages. Does not wait. `None`: read it in another way.
+pub(super) fn try_guard<'f>(
     file: &'f CachedFile,
-    query: Option<impl AdmissionQuery>,
+    policy: BypassPolicy,
     (offset, len): (u64, u64),
     memory: Option<SegmentIter<'_>>,
-) -> Option<Guard<'f>> {
+) -> Option<(Guard<'f>, ReadExtent)> {
     let end = offset + len;
     let is_mapped = file.mapped_pages.is_some();
-    if !is_mapped && (query.is_none() || end > file.core().size.get()) {
+    if !is_mapped && (!policy.may_bypass(file) || end > file.core().size.get()) {
         return None;
     }
     let guard = file.ranges.try_lock(file.pages(offset, end), Mode::Shared)?;
-    match plan_by(file, query, (offset, len), memory) {
-        ReadPlan::Bypass(extent) if extent.end == end => {
-            if !is_mapped {
-                file.cache().counters.local().missed(extent.page_count(file));
-            }
-            Some(guard)
-        }
+    match plan_if_refused(file, policy, (offset, len), memory) {
+        ReadPlan::Bypass(extent) if extent.end == end => Some((guard, extent)),
         _ => None,
     }
 }
@@ -218,8 +212,14 @@ impl<'f> LentRead<'f> {
         offset: u64,
     ) -> Option<LentRead<'f>> {
         let begun = Instant::now();
-        let query = BypassPolicy::FirstMiss.query(file);
-        let guard = try_bypass(file, query, (offset, dst.left()), Some(dst))?;
+        let policy = BypassPolicy::FirstMiss;
+        let (guard, extent) = try_guard(file, policy, (offset, dst.left()), Some(dst))?;
+        if !policy.refuses(file, extent) {
+            return None;
+        }
+        if file.mapped_pages.is_none() {
+            file.cache().counters.local().missed(extent.page_count(file));
+        }
         Some(LentRead { file, guard, begun })
     }
 

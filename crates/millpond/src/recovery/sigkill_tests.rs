@@ -9,8 +9,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::io::backend::ChangeObserver;
 use crate::recovery::changes::Changes;
 use crate::recovery::tests::{TestKeeper, adopt, fill};
 use crate::recovery::{Intent, Recovery};
@@ -68,10 +70,10 @@ impl Frames {
 
 /// Writes groups of pages, each filled with the number of the write; logs the group before it writes, then
 /// the last write of each page.
-fn write_pages(recovery: &Recovery, file: &File, log: &Log, thread: u64) -> ! {
+fn write_pages(recovery: &Arc<Recovery>, file: &File, log: &Log, thread: u64) -> ! {
     let entry = adopt(recovery, file, 12);
-    let changes = Changes::default();
-    changes.enter(recovery, entry, file.as_fd());
+    let changes = Changes::new(recovery);
+    changes.enter(entry, file.as_fd());
     let mut random = Random(std::process::id().into());
     let mut frames = Frames::new(thread);
     let mut dirty = [None; PAGES as usize];
@@ -105,9 +107,9 @@ fn write_pages(recovery: &Recovery, file: &File, log: &Log, thread: u64) -> ! {
             if let Some(frame) = dirty[page as usize].take() {
                 // SAFETY: a frame of this thread, which is not written to.
                 let bytes = unsafe { std::slice::from_raw_parts(recovery.frame(frame), 4096) };
-                changes.begin(recovery, (thread * PAGES + page + 1) * 4096);
+                changes.begin((thread * PAGES + page + 1) * 4096);
                 file.write_all_at(bytes, (thread * PAGES + page) * 4096).unwrap();
-                changes.end(recovery, Some(file.as_fd()));
+                changes.end(Some(file.as_fd()));
                 recovery.clean(frame);
                 frames.free.push(frame.0);
             }
@@ -122,10 +124,10 @@ fn pattern(at: u64) -> u8 {
 }
 
 /// Appends and truncates; logs the next size, then the current one.
-fn change_size(recovery: &Recovery, file: &File, log: &Log) -> ! {
+fn change_size(recovery: &Arc<Recovery>, file: &File, log: &Log) -> ! {
     let entry = adopt(recovery, file, 12);
-    let changes = Changes::default();
-    changes.enter(recovery, entry, file.as_fd());
+    let changes = Changes::new(recovery);
+    changes.enter(entry, file.as_fd());
     let mut random = Random(std::process::id().into());
     let mut frames = Frames::new(WRITERS);
     let mut pages: Vec<Option<FrameIndex>> = vec![None; 16];
@@ -155,10 +157,10 @@ fn change_size(recovery: &Recovery, file: &File, log: &Log) -> ! {
             }
         } else {
             recovery.set_intent(entry, Intent::Truncate { len: target });
-            changes.begin(recovery, target);
+            changes.begin(target);
             file.set_len(target).unwrap();
             changes.truncated(target);
-            changes.end(recovery, Some(file.as_fd()));
+            changes.end(Some(file.as_fd()));
             if pages[(target / 4096) as usize].is_some() {
                 let tail = build(&mut frames, target / 4096, target);
                 recovery.commit(entry, [tail].into_iter(), Some(target));
@@ -190,9 +192,9 @@ fn child() {
     let dir = Path::new(dir);
     let open = |name: &str| OpenOptions::new().read(true).write(true).open(dir.join(name)).unwrap();
     let address = address.parse().unwrap();
-    let pages = Recovery::connect(&address, 1 << 20, 512).unwrap();
+    let pages = Recovery::connect(&address, 1 << 20, 512).map(Arc::new).unwrap();
     // A second mapping of the same process.
-    let sizes = Recovery::connect(&address, 1 << 20, 512).unwrap();
+    let sizes = Recovery::connect(&address, 1 << 20, 512).map(Arc::new).unwrap();
     let log = Log::open(dir);
     std::thread::scope(|scope| {
         for thread in 0..WRITERS {

@@ -7,11 +7,13 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::io::backend::ChangeObserver;
 use crate::recovery::changes::Changes;
 use crate::recovery::keeper::{self, Address, Report, Server, Stopper};
 use crate::recovery::wire::{self, KeeperRequest, Trust};
@@ -63,7 +65,7 @@ pub(super) fn fill(recovery: &Recovery, frame: u32, bytes: usize, with: u8) {
 fn dirty_pages_are_written() {
     let keeper = TestKeeper::new();
     let dir = tempfile::tempdir().unwrap();
-    let recovery = Recovery::connect(&keeper.address, 1 << 20, 512).unwrap();
+    let recovery = Recovery::connect(&keeper.address, 1 << 20, 512).map(Arc::new).unwrap();
     let open = |name: &str| {
         let file = File::create_new(dir.path().join(name)).unwrap();
         file.write_all_at(&[1; 10_000], 0).unwrap();
@@ -86,9 +88,9 @@ fn dirty_pages_are_written() {
     recovery.clean(FrameIndex(5));
     recovery.forget(other_slot);
     // As after a write in flight.
-    let changes = Changes::default();
-    changes.enter(&recovery, entry, file.as_fd());
-    changes.begin(&recovery, 50_000);
+    let changes = Changes::new(&recovery);
+    changes.enter(entry, file.as_fd());
+    changes.begin(50_000);
     file.set_len(50_000).unwrap();
     drop(recovery);
     let report = keeper.reports.recv().unwrap();

@@ -10,12 +10,12 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::file_id::FileId;
-use crate::io::backend::descriptors::{self, Backing};
+use crate::io::backend::descriptor_file::{DescriptorFile, TransferDriver};
+use crate::io::backend::descriptors::{self, Backing, Descriptors};
 use crate::io::backend::driver::Driver;
 use crate::io::backend::local_ring::probe;
 use crate::io::backend::nowhere::Nowhere;
-use crate::io::backend::threads::{Threads, ThreadsFile};
-use crate::io::backend::uring::UringFile;
+use crate::io::backend::threads::Threads;
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::batch;
 use crate::io::retry;
@@ -112,9 +112,8 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
     ] {
         add(name, &|fd, _| {
             probe()?;
-            let id = FileId::of_fd(fd);
             let driver = Arc::new(Driver::new()?);
-            let file = UringFile::new(fd.as_fd(), id, backing, None, &driver, &Arc::default())?;
+            let file = file_of(fd, backing, TransferDriver::Uring(Arc::clone(&driver)))?;
             Ok((Arc::new(file), Some(driver)))
         });
     }
@@ -125,8 +124,7 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
         ("threads, uncached", Backing::Uncached),
     ] {
         add(name, &|fd, threads| {
-            let id = FileId::of_fd(fd);
-            let file = ThreadsFile::new(fd.as_fd(), id, backing, None, threads, &Arc::default())?;
+            let file = file_of(fd, backing, TransferDriver::Threads(Arc::clone(threads)))?;
             Ok((Arc::new(file), None))
         });
     }
@@ -146,6 +144,12 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
 }
 
 type Made = (Arc<dyn BackingFile>, Option<Arc<Driver>>);
+
+fn file_of(fd: &OwnedFd, backing: Backing, carrier: TransferDriver) -> io::Result<DescriptorFile> {
+    let id = FileId::of_fd(fd);
+    let descriptors = Descriptors::new(fd.as_fd(), id, backing, None, &Arc::default())?;
+    Ok(DescriptorFile::new(descriptors, carrier))
+}
 
 /// On the disk of the build, as /tmp may not support O_DIRECT.
 fn target_dir() -> std::path::PathBuf {
@@ -413,14 +417,8 @@ fn seeks_use_a_description_of_their_own() {
         std::fs::remove_file(&path).unwrap();
         let fd: OwnedFd = opened.into();
         for backing in [Backing::Buffered, Backing::Direct] {
-            let Ok(file) = ThreadsFile::new(
-                fd.as_fd(),
-                FileId::of_fd(&fd),
-                backing,
-                None,
-                &threads,
-                &Arc::default(),
-            ) else {
+            let carrier = TransferDriver::Threads(Arc::clone(&threads));
+            let Ok(file) = file_of(&fd, backing, carrier) else {
                 crate::skip::skip(format_args!("{backing:?}"));
                 continue;
             };
@@ -606,15 +604,7 @@ fn a_direction_without_a_descriptor_is_an_error() {
     let threads: Arc<Threads> = Arc::default();
     let fd: OwnedFd = std::fs::File::open(&path).unwrap().into();
     assert!(fd.as_raw_fd() >= 0);
-    let file = ThreadsFile::new(
-        fd.as_fd(),
-        FileId::of_fd(&fd),
-        Backing::Buffered,
-        None,
-        &threads,
-        &Arc::default(),
-    )
-    .unwrap();
+    let file = file_of(&fd, Backing::Buffered, TransferDriver::Threads(threads)).unwrap();
     assert!(file.attach(fd, offered(true, false)).unwrap().is_none());
     assert!(file.permits(false) && !file.permits(true));
     let mut memory = Memory::new(BLOCK, |_| 9);

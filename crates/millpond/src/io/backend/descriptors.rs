@@ -349,10 +349,33 @@ impl Descriptors {
         self.may_be_inherited.load(Relaxed)
     }
 
-    /// Has the last close free the blocks beyond the end.
-    pub(crate) fn free_blocks_later(&self) {
-        // Relaxed: the last reference is dropped after it.
-        self.frees_blocks_at_close.store(true, Relaxed);
+    /// [`BackingFile::free_blocks_beyond`](crate::io::backend::BackingFile::free_blocks_beyond).
+    ///
+    /// No call only frees the blocks beyond the end. Truncating the file to its present length does, if no process can
+    /// append between the check of the length and that. (Punching a hole beyond the end does nothing on ext4, and on
+    /// other file systems may remove the bytes of an append.)
+    /// Returns whether they are free now.
+    pub(crate) fn free_blocks_beyond(&self, len: u64, leased: bool) -> bool {
+        if self.has_second_description() && !self.may_be_inherited() && !leased {
+            // Relaxed: the last reference is dropped after it.
+            self.frees_blocks_at_close.store(true, Relaxed);
+            return false;
+        }
+        let mut are_free = false;
+        self.alone(leased, &mut || {
+            // If it fails, the file has blocks beyond its end, as after `fallocate`.
+            are_free = self.len().is_ok_and(|now| now == len) && self.set_len(len).is_ok();
+        });
+        are_free
+    }
+
+    /// [`BackingFile::alone`](crate::io::backend::BackingFile::alone).
+    pub(crate) fn alone(&self, leased: bool, body: &mut dyn FnMut()) {
+        match self.descriptor(true) {
+            Some(_) if !leased && self.may_be_inherited() => {}
+            Some(fd) if !leased => drop(allocation::alone(fd, body)),
+            _ => body(),
+        }
     }
 
     pub(crate) fn overwrites(&self) -> Overwrites {

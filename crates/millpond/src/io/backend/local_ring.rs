@@ -76,12 +76,8 @@ impl LocalRing {
         self.note(entered);
     }
 
-    /// The same, but returns after [`CHECK_AFTER`] at the latest, if the kernel supports a timeout
-    /// (Linux 5.11).
+    /// The same, but returns after [`CHECK_AFTER`] at the latest.
     fn enter_for_a_while(&mut self, min: usize) {
-        if !self.ring.params().is_feature_ext_arg() {
-            return self.enter(min);
-        }
         let limit = types::Timespec::from(CHECK_AFTER);
         let args = types::SubmitArgs::new().timespec(&limit);
         let entered = self.ring.submitter().submit_with_args(min, &args);
@@ -167,9 +163,14 @@ impl LocalRing {
 ///
 /// # Errors
 ///
-/// The system's error: EPERM or ENOSYS if io_uring is forbidden.
+/// The system's error: EPERM or ENOSYS if io_uring is forbidden. Of kind `Unsupported` before Linux 5.11.
 pub(crate) fn probe() -> io::Result<()> {
     let mut ring = LocalRing::new(2)?;
+    // The timeouts of ring.R4.
+    if !ring.ring.params().is_feature_ext_arg() {
+        let what = "its waits have no timeout before Linux 5.11";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+    }
     let file = rustix::fs::open("/proc/self/exe", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut byte = [0u8; 1];
     let read = opcode::Read::new(types::Fd(file.as_raw_fd()), byte.as_mut_ptr(), 1).build();

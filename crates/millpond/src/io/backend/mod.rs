@@ -52,6 +52,21 @@ use crate::io::backend::descriptors::Descriptors;
 pub(crate) use crate::io::backend::descriptors::OpenedFor;
 use crate::io::transfer::{BackgroundRead, Transfer};
 
+/// Told of the changes of a file below the cache: before each call that may change it, and after it.
+pub(crate) trait ChangeObserver: Send + Sync {
+    /// A change begins that makes the file no longer than `reach`.
+    fn begin(&self, reach: u64);
+
+    /// A change has ended, or failed. `fd` permits writing.
+    fn end(&self, fd: Option<BorrowedFd<'_>>);
+
+    /// Space is about to be reserved beyond the end.
+    fn reserving(&self);
+
+    /// The file has this length, under a guard to its end, with no space reserved beyond.
+    fn truncated(&self, len: u64);
+}
+
 /// A file below the cache, as the cache sees it. The default methods ask the file's descriptors, if
 /// it has some.
 pub(crate) trait BackingFile: Send + Sync {
@@ -59,6 +74,9 @@ pub(crate) trait BackingFile: Send + Sync {
     fn descriptors(&self) -> Option<&Descriptors> {
         None
     }
+
+    /// A file with descriptors reports all further changes to `observer`. Called once.
+    fn observe(&self, _observer: Arc<dyn ChangeObserver>) {}
 
     /// Tries each transfer once, concurrently if possible, and records the bytes moved or the
     /// error. A read that moves nothing has reached the end of the file. Returns when all have
@@ -193,11 +211,7 @@ pub(crate) trait BackingFile: Send + Sync {
 
     /// Drops the kernel's copy of the file. Called after a write-back below has failed, and before the same
     /// bytes are written again.
-    fn drop_kernel_copy(&self) {
-        if let Some(descriptors) = self.descriptors() {
-            descriptors.drop_kernel_copy();
-        }
-    }
+    fn drop_kernel_copy(&self) {}
 
     /// How the file system overwrites bytes.
     fn overwrites(&self) -> Overwrites {
@@ -220,33 +234,13 @@ pub(crate) trait BackingFile: Send + Sync {
 
     /// Frees the blocks beyond the end of a file that is `len` bytes long, unless another process can make it
     /// longer concurrently; with a second description, when the file is closed. `leased`: no process can.
-    ///
-    /// No call only frees the blocks beyond the end. Truncating the file to its present length does, if no process can
-    /// append between the check of the length and that. (Punching a hole beyond the end does nothing on ext4, and on
-    /// other file systems may remove the bytes of an append.)
-    fn free_blocks_beyond(&self, len: u64, leased: bool) {
-        if let Some(descriptors) = self.descriptors()
-            && descriptors.has_second_description()
-            && !descriptors.may_be_inherited()
-            && !leased
-        {
-            return descriptors.free_blocks_later();
-        }
-        self.alone(leased, &mut || {
-            if self.len().is_ok_and(|now| now == len) {
-                // If it fails, the file has blocks beyond its end, as after `fallocate`.
-                let _ = self.set_len(len);
-            }
-        });
-    }
+    fn free_blocks_beyond(&self, _len: u64, _leased: bool) {}
 
     /// Runs `body` while no other process can make the file longer, if that can be had. `leased`: none can anyhow.
     fn alone(&self, leased: bool, body: &mut dyn FnMut()) {
-        match self.descriptor(true) {
-            Some(_) if !leased && self.descriptors().is_some_and(Descriptors::may_be_inherited) => {
-            }
-            Some(fd) if !leased => drop(allocation::alone(fd, body)),
-            _ => body(),
+        match self.descriptors() {
+            Some(descriptors) => descriptors.alone(leased, body),
+            None => body(),
         }
     }
 }

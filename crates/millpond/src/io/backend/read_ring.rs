@@ -323,11 +323,6 @@ impl ReadRing {
         }
     }
 
-    /// Whether [`ReadRing::sleep`] can be used (Linux 5.11).
-    pub(crate) fn can_sleep(&self) -> bool {
-        self.ring.params().is_feature_ext_arg()
-    }
-
     /// Submits queued entries, and sleeps until there is a completion, or for `limit`. May return
     /// early. One thread at a time.
     pub(crate) fn sleep(&self, limit: Duration) -> RefusedReads {

@@ -108,10 +108,6 @@ impl SharedRing {
         let mut builder = IoUring::builder();
         // A forked child must not find the queues in its memory: they belong to the parent.
         let ring = builder.dontfork().setup_cqsize(COMPLETIONS).build(ENTRIES)?;
-        // Linux 5.11; without it there is no sleep with a timeout.
-        if !ring.params().is_feature_ext_arg() {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
         ring.submitter().register_eventfd(driver.wake_fd().as_raw_fd())?;
         let (together, entries, jobs_max) = (TOGETHER, QUEUED_MAX, JOBS_MAX);
         let usage = Use { together, entries, jobs_max, outlives_submitters: true };

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use crate::io::backend::aio::Contexts;
 use crate::io::backend::aio_reads::AioReads;
-use crate::io::backend::descriptor_file::{DescriptorFile, TransferDriver};
 use crate::io::backend::descriptors::Descriptors;
 use crate::io::backend::readers;
 use crate::io::pool::Pool;
 use crate::io::transfer::{BackgroundRead, Transfer};
+
+/// The kernel splits a single direct write itself, so all of a flush is one transfer.
+pub(crate) const TRANSFER_BYTES: u64 = 16 << 20;
 
 /// Performs the transfers of an engine.
 pub(crate) struct Threads {
@@ -34,26 +36,25 @@ impl Threads {
         self.readers.stop();
         self.reads.stop();
     }
-}
 
-pub(crate) type ThreadsFile = DescriptorFile<Arc<Threads>>;
-
-impl TransferDriver for Arc<Threads> {
-    /// The kernel splits a single direct write itself, so all of a flush is one transfer.
-    const TRANSFER_BYTES: u64 = 16 << 20;
-
-    fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
+    /// [`BackingFile::try_all`](crate::io::backend::BackingFile::try_all).
+    pub(crate) fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
         if batch.len() == 1 || !descriptors.try_at_once(&self.contexts, batch) {
             descriptors.try_each(batch);
         }
     }
 
-    fn start(file: Arc<ThreadsFile>, read: BackgroundRead) -> Result<(), BackgroundRead> {
-        let descriptors = Arc::clone(&file.descriptors);
+    /// [`BackingFile::start`](crate::io::backend::BackingFile::start).
+    pub(crate) fn start(
+        &self,
+        descriptors: &Arc<Descriptors>,
+        read: BackgroundRead,
+    ) -> Result<(), BackgroundRead> {
+        let descriptors = Arc::clone(descriptors);
         if read.wanted && descriptors.is_direct() {
-            file.carrier.reads.start(descriptors, read);
+            self.reads.start(descriptors, read);
             return Ok(());
         }
-        readers::start(&file.carrier.readers, read, move |read| descriptors.try_one(&read))
+        readers::start(&self.readers, read, move |read| descriptors.try_one(&read))
     }
 }

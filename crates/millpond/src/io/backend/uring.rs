@@ -2,21 +2,18 @@
 //!
 //! A caller waits for its submissions. A single transfer is one `preadv2`, which is one system call
 //! as well. Several transfers use a ring of the calling thread, submitted and reaped by one
-//! `io_uring_enter`. Background reads go to the [`Driver`].
+//! `io_uring_enter`. Background reads go to the
+//! [`Driver`](crate::io::backend::driver::Driver).
 
 use std::cell::RefCell;
-use std::sync::Arc;
 
 use io_uring::types;
 use smallvec::SmallVec;
 
-use crate::io::backend::descriptor_file::{DescriptorFile, TransferDriver};
 use crate::io::backend::descriptors::Descriptors;
-use crate::io::backend::driver::Driver;
 use crate::io::backend::entry::entry;
 use crate::io::backend::local_ring::LocalRing;
-use crate::io::backend::read_ring::RingRead;
-use crate::io::transfer::{BackgroundRead, Direction, Transfer, is_transient};
+use crate::io::transfer::{Direction, Transfer, is_transient};
 use crate::process_local::ProcessLocal;
 
 /// The maximum number of transfers of a batch in flight. Untuned.
@@ -26,26 +23,18 @@ const RING_ENTRIES: u32 = 64;
 /// once.
 const WRITES_MAX: usize = 24;
 
-/// A file whose background reads go to a [`Driver`].
-pub(crate) type UringFile = DescriptorFile<Arc<Driver>>;
+/// The length of the transfers of a flush that are in flight at once. Untuned.
+pub(crate) const TRANSFER_BYTES: u64 = 1 << 20;
 
-impl TransferDriver for Arc<Driver> {
-    /// The length of the transfers of a flush that are in flight at once. Untuned.
-    const TRANSFER_BYTES: u64 = 1 << 20;
-
-    fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
-        let fits_ring = batch.len() > 1
-            && !descriptors.are_lost()
-            && !batch.iter().any(|transfer| descriptors.meets_buffered_writer(transfer));
-        if fits_ring && try_in_ring(descriptors, batch).is_some() {
-            return;
-        }
-        descriptors.try_each(batch);
+/// [`BackingFile::try_all`](crate::io::backend::BackingFile::try_all).
+pub(crate) fn try_all(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
+    let fits_ring = batch.len() > 1
+        && !descriptors.are_lost()
+        && !batch.iter().any(|transfer| descriptors.meets_buffered_writer(transfer));
+    if fits_ring && try_in_ring(descriptors, batch).is_some() {
+        return;
     }
-
-    fn start(file: Arc<UringFile>, read: BackgroundRead) -> Result<(), BackgroundRead> {
-        Arc::clone(&file.carrier).start(RingRead::new(file, read)).map_err(|job| job.read)
-    }
+    descriptors.try_each(batch);
 }
 
 thread_local! {
