@@ -920,7 +920,9 @@ int millpond_queue_counts(struct millpond_queue queue,
  *
  * The memory that a request names is lent to it until its lane's next step. Until then it must stay valid,
  * memory to read into must not be used, and memory to write from must not change. `step` runs on this
- * thread, within this call. It may close files. It must not otherwise use files that have requests in
+ * thread, within this call. It may close files: a file of which no lane has a request any more gives its
+ * descriptors back when the last of these lanes gets its next request, or none. With io_uring the kernel may hold up to
+ * 32 closed files until then or until this call returns. It must not otherwise use files that have requests in
  * flight, nor wait for a thread that does, and must not be left by longjmp() or a C++ exception.
  *
  * Returns 0, also if requests failed, or
