@@ -79,6 +79,19 @@ fn the_programs_end_is_ours() {
     }
 }
 
+/// Goal: a script without `#!` is run by the shell, as by `execvp`, in each mode and with a report.
+/// Incident: with a keeper or a report it had "Exec format error".
+#[test]
+fn a_script_without_an_interpreter_is_the_shells() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = executable(dir.path(), "script", b"[ \"$0\" = \"$1\" ] || exit 1\nexit \"$2\"\n");
+    let script = script.to_str().unwrap();
+    for options in [&["--mode", "through"][..], &["--mode", "back"], &["--stats"], &["--explain"]] {
+        let output = run(&[options, &["--", script, script, "7"]].concat());
+        assert_eq!(output.status.code(), Some(7), "{options:?}: {}", stderr(&output));
+    }
+}
+
 /// Starts `millpond run` on a shell that exits with status 9 after any of `signals`. Sends it `sent`, one after the other;
 /// returns its end.
 fn sent_to_run(options: &[&str], signals: &[&str], sent: &[&str]) -> ExitStatus {
