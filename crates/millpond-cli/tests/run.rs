@@ -274,6 +274,56 @@ fn the_library_is_told_what_to_do() {
     }
 }
 
+/// The options that `env` got from `millpond run` in the middle of `words`; a keeper has another address each time.
+fn options_in(words: &[&str]) -> Vec<String> {
+    let mut command = Command::new(words[0]);
+    // Another run around these tests must not matter.
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("MILLPOND_")) {
+        command.env_remove(name);
+    }
+    let output = command.args(&words[1..]).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+    let environment = String::from_utf8(output.stdout).unwrap();
+    let told = |line: &&str| line.starts_with("MILLPOND_") || line.starts_with("LD_PRELOAD=");
+    let counts = |line: &&str| {
+        line.starts_with("MILLPOND_TOTALS=") || line.starts_with("MILLPOND_ACCOUNTS=")
+    };
+    let lines = environment.lines().filter(told).filter(|line| !counts(line));
+    let mut lines: Vec<_> = lines
+        .map(|line| if line.starts_with("MILLPOND_KEEPER=") { "MILLPOND_KEEPER" } else { line })
+        .map(str::to_owned)
+        .collect();
+    lines.sort();
+    lines
+}
+
+/// Goal: a run within another one has its own options alone.
+/// Incident: it had the outer one's size of the cache and keeper, was eager and quiet.
+#[test]
+fn a_nested_run_has_its_own_options() {
+    const MILLPOND: &str = env!("CARGO_BIN_EXE_millpond");
+    let inner: [&[&str]; 4] =
+        [&[], &["--mode", "back"], &["--mode", "back", "--cache", "8m"], &["--quiet", "--eager"]];
+    let outer: [&[&str]; 7] = [
+        &[],
+        &["--eager"],
+        &["--quiet"],
+        &["--stats"],
+        &["--path", "/usr"],
+        &["--mode", "back", "--cache", "64m"],
+        &["--mode", "back", "--backing", "direct"],
+    ];
+    for inner in inner {
+        let inner = [&[MILLPOND, "run"], inner, &["--", "/usr/bin/env"]].concat();
+        let expected = options_in(&inner);
+        assert!(expected.len() >= 4, "{expected:?}");
+        for outer in outer {
+            let nested = [&[MILLPOND, "run"], outer, &["--"], &inner].concat();
+            assert_eq!(options_in(&nested), expected, "{outer:?}");
+        }
+    }
+}
+
 #[test]
 fn one_line_says_what_was_served() {
     let dir = tempfile::tempdir().unwrap();

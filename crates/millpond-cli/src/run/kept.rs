@@ -37,7 +37,7 @@ use crate::descriptors;
 use crate::failure::{Context, Result};
 
 /// Another environment variable that the preload library reads: the keeper's address.
-const KEEPER: &str = "MILLPOND_KEEPER";
+pub const KEEPER: &str = "MILLPOND_KEEPER";
 pub const MODE: &str = "MILLPOND_MODE";
 
 /// Signals that a terminal also sends to the program.
