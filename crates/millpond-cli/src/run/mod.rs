@@ -217,7 +217,10 @@ fn stay(args: &Args, command: &mut Command) -> Result<std::io::Result<ExitCode>>
         Ok(status) => status,
         Err(error) => return Ok(Err(error)),
     };
-    explained.map_or(Ok(()), |explained| explained.say(status))?;
+    if let Some(Err(failure)) = explained.map(|explained| explained.say(status)) {
+        // Not returned: the program's exit status must be passed on.
+        failure.report("millpond");
+    }
     Ok(Ok(kept::end_as(status)))
 }
 
