@@ -36,6 +36,7 @@ use crate::read::miss::{PendingRead, StepScope};
 use crate::read::optimistic_read;
 use crate::read::plan::BypassPolicy;
 
+pub use crate::api::engine::CACHE_BYTES_MIN;
 pub use crate::read::optimistic_read::{Begun, KernelRead, UnguardedRead};
 pub use crate::stats::kept::HitCounts;
 

@@ -354,7 +354,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     if let Some(bytes) = args.set_memory {
         let socket = args.socket(None)?;
         let reached = set_server_memory(&socket, bytes)
-            .context(format!("the server at {}", socket.display()))?;
+            .context(format!("--set-memory: the server at {}", socket.display()))?;
         return print_line(format_args!("the limit is {}", human(reached)));
     }
     if args.print_endpoint {
