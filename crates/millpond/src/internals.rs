@@ -370,6 +370,26 @@ impl OpenOptions {
         self.awaited = on;
         self
     }
+
+    /// `create` and `create_new` need no `write`, as with `open(2)`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let options = OpenOptions::new().read(true).create(true);
+    /// assert!(engine.open(dir.path().join("new"), &options).is_err());
+    /// let file = engine.open(dir.path().join("new"), &options.create_for_reading(true))?;
+    /// assert_eq!(file.len()?, 0);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn create_for_reading(mut self, on: bool) -> Self {
+        self.creates_for_reading = on;
+        self
+    }
 }
 
 #[cfg(all(test, not(loom)))]
