@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         Some(BenchCommand::SoakWorker(args)) => soak::work(&args).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|failure| {
-        eprintln!("millpond-bench: {}", printable::printable_lines(&failure.message));
+        failure.report("millpond-bench");
         ExitCode::from(failure.status)
     })
 }

@@ -214,7 +214,8 @@ typedef struct millpond_open_options {
     /**
      * As for `open(2)`: O_RDONLY, O_WRONLY or O_RDWR, or'ed with any of O_CREAT, O_EXCL (with O_CREAT),
      * O_TRUNC, O_APPEND, O_DSYNC, O_DIRECT, O_CLOEXEC (which is always set). `millpond_append` is the call
-     * that appends: `millpond_write` writes at its offset even with O_APPEND.
+     * that appends: `millpond_write` writes at its offset even with O_APPEND. O_RDONLY with O_TRUNC, which
+     * POSIX leaves undefined, is refused.
      *
      * O_DIRECT: reads and writes by this handle bypass the cache, between the caller's memory and the
      * device. They are coherent with cached ones of other handles. Offsets, addresses and lengths must be
@@ -920,7 +921,9 @@ int millpond_queue_counts(struct millpond_queue queue,
  *
  * The memory that a request names is lent to it until its lane's next step. Until then it must stay valid,
  * memory to read into must not be used, and memory to write from must not change. `step` runs on this
- * thread, within this call. It may close files. It must not otherwise use files that have requests in
+ * thread, within this call. It may close files: a file of which no lane has a request any more gives its
+ * descriptors back when the last of these lanes gets its next request, or none. With io_uring the kernel may hold up to
+ * 32 closed files until then or until this call returns. It must not otherwise use files that have requests in
  * flight, nor wait for a thread that does, and must not be left by longjmp() or a C++ exception.
  *
  * Returns 0, also if requests failed, or

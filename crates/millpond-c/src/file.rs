@@ -59,7 +59,8 @@ pub struct millpond_open_options {
     pub size: usize,
     /// As for `open(2)`: O_RDONLY, O_WRONLY or O_RDWR, or'ed with any of O_CREAT, O_EXCL (with O_CREAT),
     /// O_TRUNC, O_APPEND, O_DSYNC, O_DIRECT, O_CLOEXEC (which is always set). `millpond_append` is the call
-    /// that appends: `millpond_write` writes at its offset even with O_APPEND.
+    /// that appends: `millpond_write` writes at its offset even with O_APPEND. O_RDONLY with O_TRUNC, which
+    /// POSIX leaves undefined, is refused.
     ///
     /// O_DIRECT: reads and writes by this handle bypass the cache, between the caller's memory and the
     /// device. They are coherent with cached ones of other handles. Offsets, addresses and lengths must be
@@ -124,6 +125,7 @@ impl millpond_open_options {
             .append(write && has(libc::O_APPEND))
             .create(has(libc::O_CREAT))
             .create_new(has(libc::O_EXCL))
+            .create_for_reading(true)
             .truncate(has(libc::O_TRUNC))
             .dsync(has(libc::O_DSYNC))
             .direct(has(libc::O_DIRECT))

@@ -3,7 +3,8 @@
 //! - **L1** The memory of a request belongs to the caller. It is lent until the next step of the request's
 //!   lane, which comes when the request has completed. The engine's pipeline returns after the last request
 //!   has completed.
-//! - **L2** The file of a request stays open until then, even if its handle is closed.
+//! - **L2** The file of a request stays open until its lane has its next request, or none, even if its handle
+//!   is closed. The engine borrows the file only until the lane's next step (pipeline.P5 of the engine).
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -49,7 +50,9 @@ pub type millpond_step =
 ///
 /// The memory that a request names is lent to it until its lane's next step. Until then it must stay valid,
 /// memory to read into must not be used, and memory to write from must not change. `step` runs on this
-/// thread, within this call. It may close files. It must not otherwise use files that have requests in
+/// thread, within this call. It may close files: a file of which no lane has a request any more gives its
+/// descriptors back when the last of these lanes gets its next request, or none. With io_uring the kernel may hold up to
+/// 32 closed files until then or until this call returns. It must not otherwise use files that have requests in
 /// flight, nor wait for a thread that does, and must not be left by longjmp() or a C++ exception.
 ///
 /// Returns 0, also if requests failed, or
@@ -78,7 +81,9 @@ pub unsafe extern "C" fn millpond_pipeline_run(
         requests.try_reserve_exact(depth).map_err(|_| NO_MEMORY)?;
         requests.resize(depth, EMPTY_REQUEST);
         // L2: dropped after all requests: they have completed when `run` returns or unwinds.
-        let mut files = Files::default();
+        let mut files: Vec<Option<Arc<File>>> = Vec::new();
+        files.try_reserve_exact(depth).map_err(|_| NO_MEMORY)?;
+        files.resize(depth, None);
         pipeline.run(|lane| {
             let number = lane.number();
             let mut result = match lane.into_ended() {
@@ -90,11 +95,13 @@ pub unsafe extern "C" fn millpond_pipeline_run(
                 let mut seen = millpond_lane { number, result, request: requests[number] };
                 // SAFETY: our caller's promise.
                 if unsafe { step(context, &raw mut seen) } == 0 {
+                    files[number] = None;
                     return None;
                 }
                 requests[number] = seen.request;
-                // SAFETY: L1, by our caller's promise.
-                match unsafe { to_direct(&seen.request, &mut files) } {
+                // SAFETY: L1, by our caller's promise; L2: the lane's request has been dropped when it is changed here
+                // or above.
+                match unsafe { to_direct(&seen.request, &mut files[number]) } {
                     Ok(direct) => return Some(direct),
                     Err(failure) => result = -i64::from(failure.errno()),
                 }
@@ -115,38 +122,31 @@ const EMPTY_REQUEST: millpond_request = millpond_request {
     reserved: [0; 2],
 };
 
-/// The files of a run's requests (L2), each once. There are few.
-#[derive(Default)]
-struct Files(Vec<Arc<File>>);
-
-impl Files {
-    /// # Safety
-    ///
-    /// The result is not used after these files have been dropped.
-    unsafe fn get<'a>(&mut self, id: u64) -> Outcome<&'a File> {
-        let known = FILES
-            .with(id, |file| self.0.iter().find(|one| Arc::ptr_eq(one, file)).map(Arc::as_ptr))?;
-        let file = match known {
-            Some(known) => known,
-            None => {
-                let file = FILES.get(id)?;
-                let at = Arc::as_ptr(&file);
-                self.0.push(file);
-                at
-            }
-        };
-        // SAFETY: the content of an Arc does not move while the Arc exists; it exists by the caller's
-        // promise.
-        Ok(unsafe { &*file })
+/// Puts the file with this id into the lane's place, and borrows it from there.
+///
+/// # Safety
+///
+/// No earlier result for this lane is used any more. The result is not used after the place has changed.
+unsafe fn file_of_lane<'a>(place: &mut Option<Arc<File>>, id: u64) -> Outcome<&'a File> {
+    // Most lanes keep their file: a comparison is cheaper than another reference.
+    let is_same =
+        FILES.with(id, |file| place.as_ref().is_some_and(|placed| Arc::ptr_eq(placed, file)))?;
+    if !is_same {
+        *place = Some(FILES.get(id)?);
     }
+    let file = Arc::as_ptr(place.as_ref().expect("placed above"));
+    // SAFETY: the content of an Arc does not move while the Arc exists; it exists by the caller's
+    // promise.
+    Ok(unsafe { &*file })
 }
 
 /// # Safety
 ///
-/// The memory that the request names is lent to it (L1), and the result is dropped before `files`.
+/// The memory that the request names is lent to it (L1), and the lane's previous request has been dropped. The result is
+/// dropped before `place` changes.
 unsafe fn to_direct<'a>(
     request: &millpond_request,
-    files: &mut Files,
+    place: &mut Option<Arc<File>>,
 ) -> Outcome<DirectRequest<'a>> {
     let millpond_request { file, offset, op, .. } = *request;
     request.check()?;
@@ -155,7 +155,7 @@ unsafe fn to_direct<'a>(
     let pieces = unsafe { request.memory(&one) }?
         .ok_or(invalid("an operation that a pipeline does not support"))?;
     // SAFETY: our caller's promise.
-    let file = unsafe { files.get(file.id) }?;
+    let file = unsafe { file_of_lane(place, file.id) }?;
     let lent = |of: Option<&millpond::Buffer>| match op {
         // SAFETY: L1; the memory lies in the buffer.
         MILLPOND_OP_READ | MILLPOND_OP_READV => unsafe {

@@ -111,6 +111,13 @@ fn handles_are_closed_while_others_use_them() {
     compile_and_run("tests/programs/threads.c", &WATCHED);
 }
 
+/// Goal: one run of a pipeline closes files, whose descriptors are reused, and reads each one's own bytes.
+#[test]
+fn a_pipeline_closes_files() {
+    compile_and_run("tests/programs/closing.c", &["-std=gnu11"]);
+    compile_and_run("tests/programs/closing.c", &WATCHED);
+}
+
 /// Goal: a child of fork keeps the memory that it maps at addresses of its parent's rings.
 #[test]
 fn a_child_of_fork_keeps_its_memory() {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use millpond::{Backing, Engine, Error, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 
 use crate::failure::{Context, Result};
+use crate::standard_output::print_line;
 
 /// No block is written as a whole.
 const NOT_OFFERED: u8 = 3;
@@ -39,13 +40,16 @@ pub fn run(args: &CheckUntornArgs) -> Result<ExitCode> {
     }
     match (offered.first(), offered.last()) {
         (Some(least), Some(most)) => {
-            println!("{}: a power cut tears no block of {least} to {most} bytes", in_dir());
-            println!("open files with direct backing and OpenOptions::untorn({most}), or less");
+            print_line(format_args!(
+                "{}: a power cut tears no block of {least} to {most} bytes\n\
+                 open files with direct backing and OpenOptions::untorn({most}), or less",
+                in_dir()
+            ))?;
         }
-        _ => println!("{}: a power cut may tear any block", in_dir()),
+        _ => print_line(format_args!("{}: a power cut may tear any block", in_dir()))?,
     }
     if let Some(reason) = reason {
-        println!("{reason}");
+        print_line(reason)?;
     }
     Ok(if offered.is_empty() { ExitCode::from(NOT_OFFERED) } else { ExitCode::SUCCESS })
 }

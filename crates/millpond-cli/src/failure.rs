@@ -1,6 +1,9 @@
 //! A failure of a program: a message for the user, and an exit status for the shell.
 
 use std::fmt::Display;
+use std::io::{self, Write as _};
+
+use crate::printable::printable_lines;
 
 pub type Result<T> = std::result::Result<T, Failure>;
 
@@ -22,6 +25,12 @@ pub struct Failure {
 impl Failure {
     pub fn new(status: u8, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
+    }
+
+    /// Prints the message of `program`. A write error is ignored: the shell still gets the exit status.
+    pub fn report(&self, program: &str) {
+        let line = format!("{program}: {}\n", printable_lines(&self.message));
+        let _ = io::stderr().write_all(line.as_bytes());
     }
 }
 

@@ -18,6 +18,8 @@
 //! and 127 as in a shell, 1 for any other failure.
 
 #![forbid(unsafe_code)]
+// They panic if the output can't be written: `standard_output` returns an error.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod check_untorn;
 mod demo;
@@ -29,14 +31,13 @@ mod printable;
 mod rescue;
 mod run;
 mod serve;
+mod standard_output;
 mod store_check;
 mod top;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-
-use crate::failure::Failure;
 
 /// A user-space page cache for unmodified programs.
 #[derive(Debug, Parser)]
@@ -76,12 +77,9 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(status) => status,
-        Err(failure) => ExitCode::from(report_failure(&failure)),
+        Err(failure) => {
+            failure.report("millpond");
+            ExitCode::from(failure.status)
+        }
     }
-}
-
-/// Prints the failure; returns the exit status.
-fn report_failure(failure: &Failure) -> u8 {
-    eprintln!("millpond: {}", printable::printable_lines(&failure.message));
-    failure.status
 }

@@ -1,11 +1,11 @@
 //! `millpond manual`: man pages and shell completions, generated from the definition of the command line.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use clap_complete::Shell;
 
 use crate::failure::{Context, Result};
+use crate::standard_output::print_line;
 
 /// Writes man pages or shell completions
 #[derive(Debug, clap::Args)]
@@ -30,8 +30,10 @@ pub fn run(args: &ManualArgs, mut program: clap::Command) -> Result<()> {
             page(&program, dir)
         }
         What::Completions { shell } => {
-            clap_complete::generate(*shell, &mut program, "millpond", &mut io::stdout());
-            Ok(())
+            // Not to standard output: it panics if a write fails.
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut program, "millpond", &mut text);
+            print_line(String::from_utf8_lossy(&text).trim_end())
         }
     }
 }

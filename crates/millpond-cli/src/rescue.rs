@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::failure::{Context, Result};
 use crate::printable::printable;
+use crate::standard_output::print_line;
 
 /// Writes the bytes of a rescue file to the file that they belong to.
 ///
@@ -38,6 +39,5 @@ pub fn run(args: &RescueArgs) -> Result<()> {
         })
         .context(format!("rescue from {}", rescue.display()))?;
     let path = printable(&restored.path.to_string_lossy());
-    println!("{} bytes written to {path}", restored.bytes);
-    Ok(())
+    print_line(format_args!("{} bytes written to {path}", restored.bytes))
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use millpond_store_check::{Options, Verdict, check, open};
 
 use crate::failure::{Context, Failure, REFUSED, Result};
+use crate::standard_output::print_line;
 
 /// The store does not support all that was tested.
 const NOT_OFFERED: u8 = 3;
@@ -70,11 +71,12 @@ pub fn run(args: &StoreArgs) -> Result<ExitCode> {
             .await
             .map_err(|error| Failure::new(REFUSED, error))?;
         let report = check(&endpoints, &options).await.context(&args.url)?;
-        if args.json {
-            println!("{}", serde_json::to_string_pretty(&report).context("report")?);
+        let text = if args.json {
+            serde_json::to_string_pretty(&report).context("report")?
         } else {
-            print!("{report}");
-        }
+            report.to_string()
+        };
+        print_line(text.trim_end())?;
         Ok(if report.has(Verdict::Broken) {
             ExitCode::FAILURE
         } else if report.has(Verdict::NotOffered) {

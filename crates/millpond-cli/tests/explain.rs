@@ -454,6 +454,19 @@ fn bad_reports_are_refused() {
     }
 }
 
+/// Goal: a report that can't be written is an error line, and the exit status stays the program's.
+#[test]
+fn a_report_without_space_keeps_the_status() {
+    let place = Place::new();
+    let options = ["--stats", "--report", "/dev/full"];
+    let output = place.command(&options, "os._exit(7)").output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
+    let line = "millpond: writing /dev/full: No space left on device";
+    assert!(stderr(&output).starts_with(line), "{}", stderr(&output));
+    let killed = place.command(&options, "os.kill(os.getpid(), 9)").output().unwrap();
+    assert_eq!(killed.status.signal(), Some(9), "{}", stderr(&killed));
+}
+
 /// Goal: a name that has become another file is not used, neither for the accounts nor for the totals, to
 /// which children add.
 #[test]

@@ -111,6 +111,15 @@ fn rescue_files_are_named_and_put_back() {
     let onto = rescue(&[&path, "--onto", elsewhere.to_str().unwrap(), "--force"]);
     assert!(onto.status.success(), "{onto:?}");
     assert_eq!(std::fs::read(&elsewhere).unwrap(), [5; 4096]);
+    // The bytes are written even if there is no place for the line about them.
+    std::fs::write(&elsewhere, "").unwrap();
+    let mut silent = millpond();
+    silent.args(["rescue", &path, "--onto", elsewhere.to_str().unwrap(), "--force"]);
+    let silent = silent.stdout(File::create("/dev/full").unwrap()).output().unwrap();
+    let text = String::from_utf8_lossy(&silent.stderr);
+    assert_eq!(silent.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("millpond: writing to standard output: "), "{text}");
+    assert!(std::fs::metadata(&elsewhere).unwrap().len() > 0);
     assert!(rescue(&[&path, "--force"]).status.success());
     assert_eq!(std::fs::read(&file).unwrap(), [5; 4096]);
     drop(said);

@@ -79,6 +79,19 @@ fn the_programs_end_is_ours() {
     }
 }
 
+/// Goal: a script without `#!` is run by the shell, as by `execvp`, in each mode and with a report.
+/// Incident: with a keeper or a report it had "Exec format error".
+#[test]
+fn a_script_without_an_interpreter_is_the_shells() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = executable(dir.path(), "script", b"[ \"$0\" = \"$1\" ] || exit 1\nexit \"$2\"\n");
+    let script = script.to_str().unwrap();
+    for options in [&["--mode", "through"][..], &["--mode", "back"], &["--stats"], &["--explain"]] {
+        let output = run(&[options, &["--", script, script, "7"]].concat());
+        assert_eq!(output.status.code(), Some(7), "{options:?}: {}", stderr(&output));
+    }
+}
+
 /// Starts `millpond run` on a shell that exits with status 9 after any of `signals`. Sends it `sent`, one after the other;
 /// returns its end.
 fn sent_to_run(options: &[&str], signals: &[&str], sent: &[&str]) -> ExitStatus {
@@ -258,6 +271,56 @@ fn the_library_is_told_what_to_do() {
         "MILLPOND_EAGER=1\n".into(),
     ] {
         assert!(environment.contains(&line), "{line:?} in {environment}");
+    }
+}
+
+/// The options that `env` got from `millpond run` in the middle of `words`; a keeper has another address each time.
+fn options_in(words: &[&str]) -> Vec<String> {
+    let mut command = Command::new(words[0]);
+    // Another run around these tests must not matter.
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("MILLPOND_")) {
+        command.env_remove(name);
+    }
+    let output = command.args(&words[1..]).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+    let environment = String::from_utf8(output.stdout).unwrap();
+    let told = |line: &&str| line.starts_with("MILLPOND_") || line.starts_with("LD_PRELOAD=");
+    let counts = |line: &&str| {
+        line.starts_with("MILLPOND_TOTALS=") || line.starts_with("MILLPOND_ACCOUNTS=")
+    };
+    let lines = environment.lines().filter(told).filter(|line| !counts(line));
+    let mut lines: Vec<_> = lines
+        .map(|line| if line.starts_with("MILLPOND_KEEPER=") { "MILLPOND_KEEPER" } else { line })
+        .map(str::to_owned)
+        .collect();
+    lines.sort();
+    lines
+}
+
+/// Goal: a run within another one has its own options alone.
+/// Incident: it had the outer one's size of the cache and keeper, was eager and quiet.
+#[test]
+fn a_nested_run_has_its_own_options() {
+    const MILLPOND: &str = env!("CARGO_BIN_EXE_millpond");
+    let inner: [&[&str]; 4] =
+        [&[], &["--mode", "back"], &["--mode", "back", "--cache", "8m"], &["--quiet", "--eager"]];
+    let outer: [&[&str]; 7] = [
+        &[],
+        &["--eager"],
+        &["--quiet"],
+        &["--stats"],
+        &["--path", "/usr"],
+        &["--mode", "back", "--cache", "64m"],
+        &["--mode", "back", "--backing", "direct"],
+    ];
+    for inner in inner {
+        let inner = [&[MILLPOND, "run"], inner, &["--", "/usr/bin/env"]].concat();
+        let expected = options_in(&inner);
+        assert!(expected.len() >= 4, "{expected:?}");
+        for outer in outer {
+            let nested = [&[MILLPOND, "run"], outer, &["--"], &inner].concat();
+            assert_eq!(options_in(&nested), expected, "{outer:?}");
+        }
     }
 }
 

@@ -127,6 +127,15 @@ fn a_server_serves_until_a_signal() {
         assert!(changed.status.success(), "{changed:?}");
         assert_eq!(String::from_utf8_lossy(&changed.stdout), "the limit is 16.0 MiB\n");
         assert!(set_server_memory(&socket, 64 << 20).is_err(), "more than it was started with");
+        // Both limits are those of the user, not of the part that is the engine's.
+        for (size, bytes) in [("64M", 64 << 20), ("33M", 33 << 20), ("1K", 1 << 10)] {
+            let refused = output(&["--set-memory", size, "--socket", &name]);
+            assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+            let text = String::from_utf8_lossy(&refused.stderr);
+            let what = format!("memory of {bytes} bytes: must be ");
+            assert!(text.starts_with("millpond: --set-memory: ") && text.contains(&what), "{text}");
+            assert!(text.contains(&format!(" to {}, the limit", 32 << 20)), "{text}");
+        }
         stop(child, end);
         assert!(!socket.exists());
     }

@@ -28,6 +28,8 @@ pub(crate) struct SharedParts {
     pub(crate) table: Arc<ValidityTable>,
     /// The part of the memory that is not the engine's.
     pub(crate) fixed_bytes: u64,
+    /// The memory limit that the store was built with.
+    pub(crate) memory_bytes: u64,
 }
 
 pub(crate) struct Inner {

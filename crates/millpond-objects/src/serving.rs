@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millpond::EngineBuilder;
+use millpond::internals::CACHE_BYTES_MIN;
 use millpond::internals::shared::{MemoryChoice, SharedCache, SharedFile};
 use object_store::path::Path;
 use object_store::{Attributes, Error, GetOptions, GetRange, ObjectMeta, Result};
@@ -226,7 +227,11 @@ impl Builder {
         let table = ValidityTable::new(slots)
             .map_err(|error| Error::Generic { store: crate::NAME, source: error.into() })?;
         let left = directory_bytes - u64::from(slots) * SLOT_BYTES;
-        Ok((engine.shared(memory.clone()), Some(SharedParts { table, fixed_bytes }), left))
+        Ok((
+            engine.shared(memory.clone()),
+            Some(SharedParts { table, fixed_bytes, memory_bytes: self.memory_bytes }),
+            left,
+        ))
     }
 }
 
@@ -333,12 +338,16 @@ impl CachedStore {
         let Some(shared) = &self.inner.shared else {
             return Err(refused("the cache is not shared".into()));
         };
-        let Some(pages_bytes) = bytes.checked_sub(shared.fixed_bytes) else {
-            let what = format!("memory of {bytes} bytes: {} are fixed", shared.fixed_bytes);
+        let (least, most) = (shared.fixed_bytes + CACHE_BYTES_MIN, shared.memory_bytes);
+        if !(least..=most).contains(&bytes) {
+            let what = format!(
+                "memory of {bytes} bytes: must be {least} to {most}, the limit that the cache was built with"
+            );
             return Err(refused(what.into()));
-        };
+        }
         let engine = self.inner.allocator.engine();
-        let reached = engine.set_cache_bytes(pages_bytes).map_err(|error| refused(error.into()))?;
+        let reached = engine.set_cache_bytes(bytes - shared.fixed_bytes);
+        let reached = reached.map_err(|error| refused(error.into()))?;
         Ok(reached + shared.fixed_bytes)
     }
 

@@ -36,6 +36,7 @@ use crate::read::miss::{PendingRead, StepScope};
 use crate::read::optimistic_read;
 use crate::read::plan::BypassPolicy;
 
+pub use crate::api::engine::CACHE_BYTES_MIN;
 pub use crate::read::optimistic_read::{Begun, KernelRead, UnguardedRead};
 pub use crate::stats::kept::HitCounts;
 
@@ -367,6 +368,26 @@ impl OpenOptions {
     #[must_use]
     pub fn awaited(mut self, on: bool) -> Self {
         self.awaited = on;
+        self
+    }
+
+    /// `create` and `create_new` need no `write`, as with `open(2)`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let options = OpenOptions::new().read(true).create(true);
+    /// assert!(engine.open(dir.path().join("new"), &options).is_err());
+    /// let file = engine.open(dir.path().join("new"), &options.create_for_reading(true))?;
+    /// assert_eq!(file.len()?, 0);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn create_for_reading(mut self, on: bool) -> Self {
+        self.creates_for_reading = on;
         self
     }
 }

@@ -344,6 +344,7 @@ pub struct OpenOptions {
     pub(crate) direct: bool,
     pub(crate) bounce: bool,
     pub(crate) awaited: bool,
+    pub(crate) creates_for_reading: bool,
 }
 
 impl Default for OpenOptions {
@@ -372,6 +373,7 @@ impl OpenOptions {
             direct: false,
             bounce: false,
             awaited: false,
+            creates_for_reading: false,
         }
     }
 
@@ -531,7 +533,8 @@ impl OpenOptions {
         if !self.read && !self.writable() {
             return refuse("one of read, write and append must be set");
         }
-        if (self.create || self.create_new) && !self.writable() {
+        let creates = self.create || self.create_new;
+        if creates && !self.writable() && !self.creates_for_reading {
             return refuse("create needs write or append");
         }
         if self.bounce && !self.direct {

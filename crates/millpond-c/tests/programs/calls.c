@@ -113,6 +113,17 @@ static void opening(void) {
     options.mode = 0600;
     RETURNS(0, millpond_open(engine, "opened", &options, &file));
     RETURNS(-EEXIST, millpond_open(engine, "opened", &options, &again));
+    options = open_options(O_RDONLY | O_CREAT | O_EXCL);
+    RETURNS(0, millpond_open(engine, "created for reading", &options, &again));
+    RETURNS(0, millpond_len(again));
+    RETURNS(-EBADF, millpond_write(again, "x", 1, 0));
+    RETURNS(0, millpond_close(again));
+    RETURNS(-EEXIST, millpond_open(engine, "created for reading", &options, &again));
+    options = open_options(O_RDONLY | O_CREAT);
+    RETURNS(0, millpond_open(engine, "created for reading", &options, &again));
+    RETURNS(0, millpond_close(again));
+    options = open_options(O_RDONLY | O_TRUNC);
+    RETURNS(-EINVAL, millpond_open(engine, "opened", &options, &again));
     RETURNS(0, millpond_open(engine, "opened", NULL, &again)); /* for reading */
     RETURNS(-EBADF, millpond_write(again, "x", 1, 0));
     RETURNS(0, millpond_close(again));

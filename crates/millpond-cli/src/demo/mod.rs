@@ -31,6 +31,7 @@ pub use self::kill::write_until_killed;
 use self::scratch::Scratch;
 use self::table::Table;
 use crate::failure::Result;
+use crate::standard_output::print_line;
 
 /// Shows each mechanism beside the kernel's, in 15 seconds.
 ///
@@ -56,7 +57,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let started = Instant::now();
     let scratch = Scratch::new(&args.dir)?;
     let mut table = Table::new(&args.dir);
-    println!("{}", table.heading());
+    print_line(table.heading())?;
     let demonstrations: [(&str, Demonstration); 6] = [
         ("cached reads", cached_reads::run),
         ("readers and writers of one file", shared_file::run),
@@ -69,6 +70,5 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         table.show_progress(name);
         demonstration(&scratch, &mut table)?;
     }
-    table.print(started.elapsed());
-    Ok(())
+    table.print(started.elapsed())
 }

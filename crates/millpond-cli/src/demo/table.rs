@@ -10,6 +10,9 @@ use comfy_table::{CellAlignment, ContentArrangement};
 
 use millpond_bench_peers::{file_system_name, processor_name};
 
+use crate::failure::Result;
+use crate::standard_output::print_line;
+
 /// Ratios from here to 1 count as equal: a short run shows no smaller difference.
 const EQUAL_FROM: f64 = 0.95;
 
@@ -47,8 +50,7 @@ impl Table {
     /// One line on a terminal, which the next one replaces.
     pub fn show_progress(&self, what: &str) {
         if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2Kmeasuring {what} ...");
-            let _ = std::io::stderr().flush();
+            let _ = write!(std::io::stderr(), "\r\x1b[2Kmeasuring {what} ...");
         }
     }
 
@@ -83,9 +85,9 @@ impl Table {
         self.notes.push(note);
     }
 
-    pub fn print(&self, took: Duration) {
+    pub fn print(&self, took: Duration) -> Result<()> {
         if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K");
+            let _ = write!(std::io::stderr(), "\r\x1b[2K");
         }
         let mut table = comfy_table::Table::new();
         table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -95,26 +97,16 @@ impl Table {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
-        println!("{table}");
-        for note in &self.notes {
-            println!("{note}");
-        }
-        let rows = self.rows.len();
-        let misses = self.misses;
-        println!(
-            "{misses} of {rows} rows behind the kernel; {:.1} s; short slices, so trust ratios to a tenth",
-            took.as_secs_f64()
+        let (rows, misses, seconds) = (self.rows.len(), self.misses, took.as_secs_f64());
+        let mut text = format!("{table}\n");
+        self.notes.iter().for_each(|note| text += &format!("{note}\n"));
+        text += &format!(
+            "{misses} of {rows} rows behind the kernel; {seconds:.1} s; short slices, so trust ratios to a tenth\n\n\
+             millpond run --stats -- PROGRAM ARGS    runs a program on the engine, and says which reads it served\n\
+             cargo doc --open -p millpond            documents the engine for Rust programs; docs/guide/c.md does for C\n\
+             millpond-bench all --dir DIR --quick    measures all of it against its peers, in 4 minutes"
         );
-        println!();
-        println!(
-            "millpond run --stats -- PROGRAM ARGS    runs a program on the engine, and says which reads it served"
-        );
-        println!(
-            "cargo doc --open -p millpond            documents the engine for Rust programs; docs/guide/c.md does for C"
-        );
-        println!(
-            "millpond-bench all --dir DIR --quick    measures all of it against its peers, in 4 minutes"
-        );
+        print_line(text)
     }
 }
 

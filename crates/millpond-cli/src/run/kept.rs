@@ -19,12 +19,13 @@ use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use millpond::keeper::{Address, Report, Server, Stopper};
 use millpond_bench_peers::{end_by_signal, send_signal, send_signal_by_id, stop_ignoring_children};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, pidfd_open};
 use signal_hook::consts::{
     SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
@@ -36,7 +37,7 @@ use crate::descriptors;
 use crate::failure::{Context, Result};
 
 /// Another environment variable that the preload library reads: the keeper's address.
-const KEEPER: &str = "MILLPOND_KEEPER";
+pub const KEEPER: &str = "MILLPOND_KEEPER";
 pub const MODE: &str = "MILLPOND_MODE";
 
 /// Signals that a terminal also sends to the program.
@@ -122,7 +123,7 @@ pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Res
     let signals = take_signals().context("taking signals")?;
     let keeper = keeps.then(|| Keeper::start(command)).transpose()?;
     stop_ignoring_children(command);
-    let mut program = match command.spawn() {
+    let mut program = match spawn(command) {
         Ok(program) => program,
         Err(error) => {
             let _ = keeper.map(Keeper::end);
@@ -148,6 +149,24 @@ pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Res
         keeper.end()?.lock().expect("no panic under the lock").say(is_quiet);
     }
     Ok(Ok(status?))
+}
+
+/// Starts the program. The kernel refuses a script without `#!`, which `execvp` then gives to the shell.
+fn spawn(command: &mut Command) -> io::Result<Child> {
+    match command.spawn() {
+        Err(error) if error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) => {
+            let mut shell = Command::new("/bin/sh");
+            shell.arg(command.get_program()).args(command.get_args());
+            for (name, value) in command.get_envs() {
+                match value {
+                    Some(value) => shell.env(name, value),
+                    None => shell.env_remove(name),
+                };
+            }
+            shell.spawn()
+        }
+        started => started,
+    }
 }
 
 /// Handles all signals that may come from elsewhere and end this process, but those that it was started to ignore, such as SIGHUP

@@ -118,7 +118,12 @@ enum Mode {
     Back,
 }
 
+const CACHE_BYTES: &str = "MILLPOND_CACHE_BYTES";
+const EAGER: &str = "MILLPOND_EAGER";
 const QUIET: &str = "MILLPOND_QUIET";
+/// Variables that not every run sets. In a run within another one they would be the outer run's options. The memory files of the
+/// outer run's report and of its last line are handed on: their counts include the inner run.
+const OF_OPTIONS: [&str; 4] = [CACHE_BYTES, EAGER, QUIET, kept::KEEPER];
 /// The least of an engine with a keeper, whose tables are part of the cache; see `millpond::EngineBuilder::keeper`. Only mode
 /// back has a cache, and its engine has a keeper.
 const CACHE_BYTES_MIN: u64 = 256 << 10;
@@ -148,7 +153,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let library = preload::library()?;
 
     let mut command = Command::new(&path);
-    command.arg0(name).args(arguments).envs(environment(args, &served, &library));
+    command.arg0(name).args(arguments);
+    for name in OF_OPTIONS {
+        command.env_remove(name);
+    }
+    command.envs(environment(args, &served, &library));
     let error = if args.mode == Mode::Back || args.stats || args.explain {
         match stay(args, &mut command)? {
             Ok(status) => return Ok(status),
@@ -208,7 +217,10 @@ fn stay(args: &Args, command: &mut Command) -> Result<std::io::Result<ExitCode>>
         Ok(status) => status,
         Err(error) => return Ok(Err(error)),
     };
-    explained.map_or(Ok(()), |explained| explained.say(status))?;
+    if let Some(Err(failure)) = explained.map(|explained| explained.say(status)) {
+        // Not returned: the program's exit status must be passed on.
+        failure.report("millpond");
+    }
     Ok(Ok(kept::end_as(status)))
 }
 
@@ -219,10 +231,10 @@ fn environment(args: &Args, served: &OsStr, library: &Path) -> Vec<(&'static str
         ("MILLPOND_PATHS", served.to_owned()),
     ];
     if let Some(bytes) = args.cache {
-        environment.push(("MILLPOND_CACHE_BYTES", bytes.to_string().into()));
+        environment.push((CACHE_BYTES, bytes.to_string().into()));
     }
     if args.eager {
-        environment.push(("MILLPOND_EAGER", "1".into()));
+        environment.push((EAGER, "1".into()));
     }
     if args.quiet {
         environment.push((QUIET, "1".into()));

@@ -18,6 +18,8 @@ mod running_endpoint;
 #[cfg_attr(not(feature = "endpoint"), expect(dead_code, reason = "for the endpoint"))]
 mod stores;
 
+use std::fmt::Display;
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -42,6 +44,7 @@ use self::stores::OpenedStore;
 use crate::descriptors;
 use crate::failure::{Context, Failure, REFUSED, Result};
 use crate::run::parse_size;
+use crate::standard_output::print_line;
 
 /// Serves one cache of object stores to all processes of this user
 ///
@@ -256,34 +259,43 @@ impl Settings {
         self.stores.iter().enumerate().map(view).collect()
     }
 
-    fn print(&self, cache: &CachedStore) {
+    /// The lines about the server without its endpoint.
+    fn text(&self, cache: &CachedStore) -> String {
         let shared = cache.shared_cache().expect("built as shared");
-        println!("socket:        {}", self.socket.display());
-        for opened in &self.stores {
-            println!("store:         {} ({})", opened.url, opened.store);
-        }
-        println!("memory:        {}", human(self.memory_bytes));
-        match &self.disk {
-            Some((dir, bytes)) => println!("disk:          {}, {}", dir.display(), human(*bytes)),
-            None => println!("disk:          none"),
-        }
-        match self.freshness.max_age() {
-            None => println!("freshness:     immutable"),
-            Some(Duration::ZERO) => println!("freshness:     revalidate"),
-            Some(age) => println!("freshness:     {age:?}"),
-        }
-        println!("page:          {} bytes", self.page_bytes);
-        println!("shared memory: {}", shared.memory());
-        if let Some(command) = shared.memory().advice() {
-            println!("               with huge pages hits would be faster; as root: {command}");
-        }
+        let mut lines = vec![format!("socket:        {}", self.socket.display())];
+        let stores = self.stores.iter();
+        lines.extend(
+            stores.map(|opened| format!("store:         {} ({})", opened.url, opened.store)),
+        );
+        lines.push(format!("memory:        {}", human(self.memory_bytes)));
+        lines.push(match &self.disk {
+            Some((dir, bytes)) => format!("disk:          {}, {}", dir.display(), human(*bytes)),
+            None => "disk:          none".into(),
+        });
+        lines.push(match self.freshness.max_age() {
+            None => "freshness:     immutable".into(),
+            Some(Duration::ZERO) => "freshness:     revalidate".into(),
+            Some(age) => format!("freshness:     {age:?}"),
+        });
+        lines.push(format!("page:          {} bytes", self.page_bytes));
+        lines.push(format!("shared memory: {}", shared.memory()));
+        let advice = shared.memory().advice();
+        lines.extend(advice.map(|command| {
+            format!("               with huge pages hits would be faster; as root: {command}")
+        }));
+        lines.join("\n")
     }
+}
+
+/// Prints lines of a server, which serves even if there is no place for them.
+fn print_status(text: impl Display) {
+    let _ = print_line(text);
 }
 
 /// Notifies the service manager, if one has started the server.
 fn notify_manager(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        eprintln!("millpond: the service manager can't be notified: {error}");
+        let _ = writeln!(io::stderr(), "millpond: the service manager can't be notified: {error}");
     }
 }
 
@@ -302,14 +314,14 @@ impl Settings {
         EndpointFile::remove_stale(&self.socket).context("the file of an earlier endpoint")?;
         let mut terminate = signal(SignalKind::terminate()).context("signals")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("signals")?;
-        self.print(&cache);
+        print_status(self.text(&cache));
         let mut endpoint = match &self.endpoint {
             Some(settings) => {
                 Some(RunningEndpoint::start(settings, self.views(&cache), &self.socket)?)
             }
             None => None,
         };
-        println!("serving");
+        print_status("serving");
         notify_manager(NotifyState::Ready);
         counts.publish(server.handle().counts(), endpoint.as_ref());
         let endpoint_failed = async {
@@ -342,22 +354,20 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     if let Some(bytes) = args.set_memory {
         let socket = args.socket(None)?;
         let reached = set_server_memory(&socket, bytes)
-            .context(format!("the server at {}", socket.display()))?;
-        println!("the limit is {}", human(reached));
-        return Ok(());
+            .context(format!("--set-memory: the server at {}", socket.display()))?;
+        return print_line(format_args!("the limit is {}", human(reached)));
     }
     if args.print_endpoint {
         let description = endpoint_file::read(&args.socket(None)?).context("--print-endpoint")?;
-        println!("{}", serde_json::to_string_pretty(&description).context("--print-endpoint")?);
-        return Ok(());
+        return print_line(serde_json::to_string_pretty(&description).context("--print-endpoint")?);
     }
     let inherited = inherited_socket().map_err(|error| refused(error.to_string()))?;
     let settings = args.settings(inherited.as_ref().map(InheritedSocket::path))?;
     if args.check {
         let cache = settings.cache(false, &Arc::default())?;
-        settings.print(&cache);
+        print_line(settings.text(&cache))?;
         if let Some(endpoint) = &settings.endpoint {
-            RunningEndpoint::check(endpoint, &settings.views(&cache))?;
+            print_line(RunningEndpoint::check(endpoint, &settings.views(&cache))?)?;
         }
         return Ok(());
     }

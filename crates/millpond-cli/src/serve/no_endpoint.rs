@@ -23,7 +23,10 @@ impl EndpointCounts {
 }
 
 impl NoEndpoint {
-    pub fn check(_: &EndpointSettings, _: &[(&OpenedStore, Arc<dyn ObjectStore>)]) -> Result<()> {
+    pub fn check(
+        _: &EndpointSettings,
+        _: &[(&OpenedStore, Arc<dyn ObjectStore>)],
+    ) -> Result<String> {
         unreachable!("the settings were refused")
     }
 

@@ -13,6 +13,7 @@ pub use millpond_endpoint::RequestCounts as EndpointCounts;
 
 use super::endpoint::EndpointSettings;
 use super::endpoint_file::{Description, EndpointFile};
+use super::print_status;
 use super::stores::OpenedStore;
 use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
 
@@ -58,27 +59,25 @@ fn refused(error: millpond_endpoint::Error) -> Failure {
 }
 
 impl RunningEndpoint {
-    /// Checks the settings, and prints them. Nothing is created.
+    /// Checks the settings, and returns lines about them. Nothing is created.
     pub fn check(
         settings: &EndpointSettings,
         views: &[(&OpenedStore, Arc<dyn ObjectStore>)],
-    ) -> Result<()> {
+    ) -> Result<String> {
         builder(settings, views).check().map_err(refused)?;
-        match settings.address {
-            Some(address) if address.port() == 0 => {
-                println!("endpoint:      http://{}, any free port", address.ip());
-            }
-            Some(address) => println!("endpoint:      http://{address}"),
-            None => {}
-        }
-        if let Some(socket) = &settings.socket {
-            println!("endpoint:      {}", socket.display());
-        }
-        println!("key:           {}", settings.key_file.display());
-        for (opened, _) in views {
-            println!("bucket:        {}: {}", opened.bucket, opened.url);
-        }
-        Ok(())
+        let mut lines = Vec::new();
+        lines.extend(settings.address.map(|address| match address.port() {
+            0 => format!("endpoint:      http://{}, any free port", address.ip()),
+            _ => format!("endpoint:      http://{address}"),
+        }));
+        let socket = settings.socket.as_ref();
+        lines.extend(socket.map(|socket| format!("endpoint:      {}", socket.display())));
+        lines.push(format!("key:           {}", settings.key_file.display()));
+        let buckets = views.iter();
+        lines.extend(
+            buckets.map(|(opened, _)| format!("bucket:        {}: {}", opened.bucket, opened.url)),
+        );
+        Ok(lines.join("\n"))
     }
 
     /// Binds the listeners, and serves in the background. The caller listens at `server_socket`.
@@ -95,15 +94,15 @@ impl RunningEndpoint {
         let socket = settings.socket.as_deref().map(std::path::absolute).transpose();
         let mut description = Description::new(url, socket.context("--endpoint-socket")?, key);
         for (bucket, url) in buckets {
-            println!("bucket:        {bucket}: {url}");
+            print_status(format_args!("bucket:        {bucket}: {url}"));
             description.add_bucket(bucket, url);
         }
         let (end, ended) = oneshot::channel::<()>();
         if let Some(url) = &description.url {
-            println!("endpoint:      {url}");
+            print_status(format_args!("endpoint:      {url}"));
         }
         if let Some(socket) = &description.socket {
-            println!("endpoint:      {}", socket.display());
+            print_status(format_args!("endpoint:      {}", socket.display()));
         }
         let file = EndpointFile::write(server_socket, &description)
             .context("the description of the endpoint")?;

@@ -39,7 +39,7 @@ use crate::writeback::state::{Flusher, Limits};
 
 /// The smallest and largest supported limits: the smallest has room for a page and its tables, the largest
 /// is half of the frame index space.
-const CACHE_BYTES_MIN: u64 = 16 << 10;
+pub const CACHE_BYTES_MIN: u64 = 16 << 10;
 const CACHE_BYTES_MAX: u64 = 512 << 30;
 const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
 

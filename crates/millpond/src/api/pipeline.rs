@@ -17,10 +17,13 @@
 //!   its success is known when all other members have left it. The pipeline waits for that only while no
 //!   request is in flight. The write holds its range until then. The thread waits for a guard only while it
 //!   holds none (P2).
+//! - **P5** When `step` gets a request back, the pipeline no longer borrows its file. The C library then closes
+//!   files.
 
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
+use std::sync::Weak;
 
 use crate::api::file::{File, check_range};
 use crate::backend::BackendKind;
@@ -484,8 +487,8 @@ struct Lanes<'p, 'a> {
     /// Lanes whose durable writes have completed without an error: their success depends on the other members of
     /// their epoch (P4).
     undecided: VecDeque<u32>,
-    /// Files whose length is to be loaded as soon as no request is in flight (P2).
-    doubted: Vec<&'a CachedFile>,
+    /// Files whose length is to be loaded as soon as no request is in flight (P2). They may have been closed (P5).
+    doubted: Vec<Weak<CachedFile>>,
 }
 
 impl<'a> Lanes<'_, 'a> {
@@ -658,9 +661,9 @@ impl<'a> Lanes<'_, 'a> {
 
     /// Notes that a request has released its range.
     #[inline]
-    fn note(&mut self, file: &'a CachedFile, ended: direct_io::DirectEnd) -> Result<usize> {
+    fn note(&mut self, file: &CachedFile, ended: direct_io::DirectEnd) -> Result<usize> {
         if ended.is_len_in_doubt {
-            self.doubted.push(file);
+            self.doubted.push(Weak::clone(&file.this));
         }
         if self.under_way == 0 && self.undecided.is_empty() && !self.doubted.is_empty() {
             self.adopt_sizes();
@@ -671,7 +674,7 @@ impl<'a> Lanes<'_, 'a> {
     /// No request is in flight, and no range is held.
     #[cold]
     fn adopt_sizes(&mut self) {
-        for file in self.doubted.drain(..) {
+        for file in self.doubted.drain(..).filter_map(|file| file.upgrade()) {
             // The next operation that finds a different end tries again.
             let _ = file.adopt_size();
         }
@@ -707,7 +710,7 @@ fn push(
         transfer.moved = moved;
         transfer = transfer.rest();
     }
-    let backing = &*request.inner.file.cached().backing;
+    let backing = &request.inner.file.cached().backing;
     if let Carrier::Ring(ring) = carrier
         && !ring.is_broken()
         && let Some(route) = backing.route(&transfer)
@@ -716,14 +719,14 @@ fn push(
             // SAFETY: P1: the slot keeps the request, and with it the list's memory and array, and the
             // file, until it was reaped. (A list of one segment has no array that the kernel reads.) A list
             // that names a region has all of its memory in it, and keeps a buffer of it.
-            Ok((fd, flags)) => unsafe {
-                ring.push(number, fd, flags, &transfer, request.inner.list.region());
+            Ok(route) => unsafe {
+                ring.push(number, route, backing, &transfer, request.inner.list.region());
             },
             Err(error) => ended.push_back((number, Err(error))),
         }
         return;
     }
-    ended.push_back((number, retry::try_one(backing, transfer)));
+    ended.push_back((number, retry::try_one(&**backing, transfer)));
 }
 
 impl Drop for Lanes<'_, '_> {

@@ -7,6 +7,9 @@
 //!
 //! - **X1** The memory, segments and descriptor of a request stay until the request was reaped
 //!   (ring.R1); the caller guarantees that.
+//! - **X3** A registered descriptor is used only for the back end's file that it was registered for: the
+//!   descriptor's number may be another file's after a close. Files that were closed are unregistered when
+//!   another one is registered.
 //! - **X2** A registered region stays mapped: the ring has a reference to it. Regions without other
 //!   references are released when another one is registered, as they count against the limit.
 
@@ -18,6 +21,7 @@ use std::sync::{Arc, Weak};
 use io_uring::{squeue, types};
 
 use crate::buffers::{Region, RegionId};
+use crate::io::backend::BackingFile;
 use crate::io::backend::entry::entry;
 use crate::io::backend::local_ring::LocalRing;
 use crate::io::transfer::Transfer;
@@ -35,8 +39,8 @@ pub(crate) type RingCompletion = (u32, io::Result<usize>);
 
 pub(crate) struct FixedRing {
     ring: LocalRing,
-    /// The registered descriptors, by index.
-    files: Vec<RawFd>,
+    /// By index.
+    files: Vec<RegisteredFile>,
     can_register_files: bool,
     regions: Vec<Registered>,
     can_register_regions: bool,
@@ -46,6 +50,19 @@ pub(crate) struct FixedRing {
     last: usize,
     /// Entries pushed since the last submission.
     unsubmitted: usize,
+}
+
+/// A file's descriptor, at its index; -1: none.
+struct RegisteredFile {
+    fd: RawFd,
+    /// Keeps its address from being reused by another file (X3).
+    backing: Weak<dyn BackingFile>,
+}
+
+impl RegisteredFile {
+    fn is(&self, backing: &Arc<dyn BackingFile>) -> bool {
+        std::ptr::addr_eq(self.backing.as_ptr(), Arc::as_ptr(backing))
+    }
 }
 
 /// A region, at its index.
@@ -97,17 +114,17 @@ impl FixedRing {
     ///
     /// # Safety
     ///
-    /// X1, for the transfer's memory and `fd`; `region`, if there is one, contains all of the
-    /// memory, and a buffer of it is alive.
+    /// X1, for the transfer's memory and `fd`, a descriptor of `backing`; `region`, if there is one, contains
+    /// all of the memory, and a buffer of it is alive.
     pub(crate) unsafe fn push(
         &mut self,
         number: u32,
-        fd: RawFd,
-        flags: i32,
+        (fd, flags): (RawFd, i32),
+        backing: &Arc<dyn BackingFile>,
         transfer: &Transfer<'_>,
         region: Option<RegionId>,
     ) {
-        let (fd, fixed) = match self.file_index(fd) {
+        let (fd, fixed) = match self.file_index(fd, backing) {
             Some(index) => (types::Fd(index as RawFd), squeue::Flags::FIXED_FILE),
             None => (types::Fd(fd), squeue::Flags::empty()),
         };
@@ -144,15 +161,39 @@ impl FixedRing {
     }
 
     #[inline]
-    fn file_index(&mut self, fd: RawFd) -> Option<usize> {
-        let known = self.files.iter().position(|&known| known == fd);
-        if known.is_some() || !self.can_register_files || self.files.len() == FILES_MAX {
+    fn file_index(&mut self, fd: RawFd, backing: &Arc<dyn BackingFile>) -> Option<usize> {
+        // X3.
+        let known = self.files.iter().position(|known| known.fd == fd && known.is(backing));
+        if known.is_some() || !self.can_register_files {
             return known;
         }
-        let index = self.files.len();
-        match self.ring.submitter().register_files_update(index as u32, &[fd]) {
-            Ok(_) => self.files.push(fd),
-            Err(_) => return None,
+        self.register_file(fd, backing)
+    }
+
+    #[cold]
+    fn register_file(&mut self, fd: RawFd, backing: &Arc<dyn BackingFile>) -> Option<usize> {
+        let submitter = self.ring.submitter();
+        let mut free = None;
+        for (index, known) in self.files.iter_mut().enumerate() {
+            // A file without references has no request that is not submitted yet (X1), so none that names the index.
+            if known.fd != -1 && known.backing.strong_count() == 0 {
+                if submitter.register_files_update(index as u32, &[-1]).is_err() {
+                    continue;
+                }
+                known.fd = -1;
+            }
+            if known.fd == -1 {
+                free = free.or(Some(index));
+            }
+        }
+        let index = free.unwrap_or(self.files.len());
+        if index == FILES_MAX || submitter.register_files_update(index as u32, &[fd]).is_err() {
+            return None;
+        }
+        let registered = RegisteredFile { fd, backing: Arc::downgrade(backing) };
+        match self.files.get_mut(index) {
+            Some(place) => *place = registered,
+            None => self.files.push(registered),
         }
         Some(index)
     }
