@@ -1,0 +1,116 @@
+"""Goal: `millpond+file` treats trees of files, links among them, as fsspec's own `file` does."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import millpond
+import pytest
+
+fsspec = pytest.importorskip("fsspec", reason="there is no fsspec")
+
+
+@pytest.fixture
+def fs() -> Any:
+    return fsspec.filesystem("millpond+file", skip_instance_cache=True, freshness="immutable", socket=False)
+
+
+def make_tree(root: Path) -> Path:
+    """A tree with links to a file and a directory outside, which it returns, and names that no object has."""
+    outside, tree = root / "precious", root / "tree"
+    (outside / "below").mkdir(parents=True)
+    (outside / "keep").write_bytes(b"keep")
+    (outside / "below" / "keep").write_bytes(b"keep")
+    (tree / "sub" / "empty").mkdir(parents=True)
+    (tree / "x").write_bytes(b"x")
+    (tree / "sub" / "part#1").write_bytes(b"part")
+    (tree / "sub" / "two\nlines").write_bytes(b"lines")
+    os.mkdir(os.fsencode(tree) + b"/\xff")
+    for link, target in [("folder", outside), ("sub/file", outside / "keep"), ("none", "/none"), ("sub/up", "..")]:
+        (tree / link).symlink_to(target)
+    return outside
+
+
+def files_of(root: Path) -> "list[str]":
+    found = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
+    return sorted(os.path.relpath(name, root) for name in found)
+
+
+@pytest.mark.parametrize("pattern", ["tree", "tr*"])
+def test_a_removed_tree_ends_at_its_links(tmp_path: Path, fs: Any, pattern: str) -> None:
+    """Incident: files outside were removed through links, and names that no list has left the tree half removed."""
+    outside = make_tree(tmp_path)
+    assert fs.cat_file(f"{tmp_path}/tree/x") == b"x"
+    fs.rm(f"{tmp_path}/{pattern}", recursive=True)
+    assert files_of(outside) == ["below/keep", "keep"] and os.listdir(tmp_path) == ["precious"]
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file(f"{tmp_path}/tree/x")
+
+
+def test_a_pattern_follows_no_link_below_its_stars(tmp_path: Path, fs: Any) -> None:
+    outside = make_tree(tmp_path)
+    fs.rm(f"{tmp_path}/**/keep", recursive=True)
+    assert files_of(outside) == [] and (tmp_path / "tree" / "folder").is_symlink()
+    outside = make_tree(tmp_path / "other")
+    fs.rm(f"{tmp_path}/other/tree/**", recursive=True)
+    assert files_of(outside) == ["below/keep", "keep"] and not (tmp_path / "other" / "tree" / "x").exists()
+    # One star is a link if there is one.
+    outside = make_tree(tmp_path / "third")
+    fs.rm(f"{tmp_path}/third/tree/*/keep")
+    assert files_of(outside) == ["below/keep"]
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_a_removed_link_leaves_its_target(tmp_path: Path, fs: Any, recursive: bool) -> None:
+    outside = make_tree(tmp_path)
+    links = ["folder", "none", "sub/file", "sub/up"]
+    fs.rm([f"{tmp_path}/tree/{link}" for link in links], recursive=recursive)
+    assert files_of(outside) == ["below/keep", "keep"]
+    assert files_of(tmp_path / "tree") == ["sub/part#1", "sub/two\nlines", "x"]
+
+
+def test_a_removal_to_a_depth_ends_at_links(tmp_path: Path, fs: Any) -> None:
+    outside = make_tree(tmp_path)
+    for depth in [0, -1]:
+        with pytest.raises(ValueError):
+            fs.rm(f"{tmp_path}/tree", recursive=True, maxdepth=depth)
+    with pytest.raises(OSError, match="not empty"):
+        fs.rm(f"{tmp_path}/tree", recursive=True, maxdepth=1)
+    assert files_of(outside) == ["below/keep", "keep"]
+    assert "sub" in os.listdir(tmp_path / "tree") and files_of(tmp_path / "tree") == [
+        "sub/file", "sub/part#1", "sub/two\nlines"
+    ]  # fmt: skip
+    fs.rm(f"{tmp_path}/tree", recursive=True, maxdepth=3)
+    assert files_of(outside) == ["below/keep", "keep"] and os.listdir(tmp_path) == ["precious"]
+
+
+def test_nothing_is_removed_before_all_is_found(tmp_path: Path, fs: Any) -> None:
+    make_tree(tmp_path)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        fs.rm([f"{tmp_path}/tree", f"{tmp_path}/absent"], recursive=True)
+    with pytest.raises(FileNotFoundError):
+        fs.rm(f"{tmp_path}/absent*")
+    assert (tmp_path / "tree" / "x").exists()
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_a_moved_tree_has_all_that_it_had(tmp_path: Path, fs: Any, recursive: bool) -> None:
+    """Incident: a move was a copy of what lists have, and the removal after it lost the rest."""
+    outside = make_tree(tmp_path)
+    before = files_of(tmp_path / "tree")
+    assert fs.cat_file(f"{tmp_path}/tree/x") == b"x"
+    fs.mv(f"{tmp_path}/tree", f"{tmp_path}/new/tree", recursive=recursive)
+    assert files_of(outside) == ["below/keep", "keep"]
+    assert files_of(tmp_path / "new" / "tree") == before and not (tmp_path / "tree").exists()
+    assert fs.cat_file(f"{tmp_path}/new/tree/x") == b"x" and (tmp_path / "new" / "tree" / "folder").is_symlink()
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file(f"{tmp_path}/tree/x")
+    # Over a cached file, and several into a directory.
+    fs.pipe({f"{tmp_path}/a": b"a", f"{tmp_path}/b": b"b"})
+    assert fs.cat_file(f"{tmp_path}/b") == b"b"
+    fs.mv(f"{tmp_path}/a", f"{tmp_path}/b")
+    assert fs.cat_file(f"{tmp_path}/b") == b"a"
+    fs.mv([f"{tmp_path}/b", f"{tmp_path}/new/**"], f"{tmp_path}/all")
+    assert files_of(tmp_path / "all") == sorted(["b"] + [f"new/tree/{name}" for name in before])
+    with pytest.raises(FileNotFoundError, match="absent"):
+        fs.mv(f"{tmp_path}/absent", f"{tmp_path}/b")
