@@ -37,6 +37,7 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::listing::ListStream>()?;
     module.add_class::<store::writer::ObjectWriter>()?;
     module.add_class::<store::operation::Pending>()?;
+    module.add_class::<store::operation::Completed>()?;
     module.add_class::<store::operation::Completions>()?;
     module.add_function(wrap_pyfunction!(store::writer::_part_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(process::_wait_for_last_tasks, module)?)?;

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import random
 import select
 import threading
 from pathlib import Path
@@ -300,25 +301,64 @@ def test_a_cancelled_call_loses_no_piece(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_call_that_is_cancelled_in_the_turn_of_its_end_loses_no_piece(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_taken_first", [False, True])
+@pytest.mark.parametrize("kind", ["piece", "chunk", "collect"])
+def test_a_call_that_is_cancelled_in_the_turn_of_its_end_loses_nothing(
+    tmp_path: Path, kind: str, is_taken_first: bool
+) -> None:
+    """Incident: a call that was cancelled after its future had the result lost what it had read."""
     from millpond import _store_aio
 
     data = content(0, 1 << 20)
     (tmp_path / "pond").write_bytes(data)
-    store = millpond.store(f"file://{tmp_path}")
+    for n in range(50):
+        (tmp_path / f"{n:02}").touch()
+    store = millpond.store(f"file://{tmp_path}", socket=False)
 
     async def main() -> None:
-        stream = (await store.get_async("pond")).stream(300_000)
-        call = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)
+        for _ in range(1000):
+            stream: Any = (await store.get_async("pond")).stream(300_000) if kind == "piece" else store.list(chunk_size=20)
+            call = asyncio.ensure_future(stream.collect_async() if kind == "collect" else anext(stream))
+            await asyncio.sleep(0)
+            if not call.done():
+                break  # Some calls end without a wait.
         # Without a turn of the loop.
-        ends = _store_aio._of_loops[asyncio.get_running_loop()].fileno()
+        ends = _store_aio._of_loops[asyncio.get_running_loop()]
         assert not call.done() and select.select([ends], [], [], 60)[0] == [ends]
-        # The loop cancels it, and takes its end before the task goes on.
-        asyncio.get_running_loop().call_soon(call.cancel)
+        if is_taken_first:
+            _store_aio._complete(ends)
+            call.cancel()
+        else:
+            # The loop cancels it, and takes its end before the task goes on.
+            asyncio.get_running_loop().call_soon(call.cancel)
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert b"".join([piece async for piece in stream]) == data
+        # At once: items that came back after this call would be out of order.
+        left = [await anext(stream), *[one async for one in stream]]
+        if kind == "piece":
+            assert b"".join(left) == data
+        else:
+            assert sorted(meta["path"] for chunk in left for meta in chunk) == [*(f"{n:02}" for n in range(50)), "pond"]
+
+    asyncio.run(main())
+
+
+def test_calls_that_end_at_once_share_a_stream(tmp_path: Path) -> None:
+    """A call whose items another one has taken reads on: it is not at the end."""
+    # Each piece is there once.
+    data = random.Random(1).randbytes(3 << 20)
+    (tmp_path / "pond").write_bytes(data)
+    for n in range(50):
+        (tmp_path / f"{n:02}").touch()
+    store = millpond.store(f"file://{tmp_path}", socket=False)
+
+    async def main() -> None:
+        for _ in range(20):
+            stream = (await store.get_async("pond")).stream(100_000)
+            pieces = await asyncio.gather(*(anext(stream, b"") for _ in range(40)))
+            assert b"".join(sorted(pieces, key=data.find)) == data and b"" in pieces
+            chunks = await asyncio.gather(*(anext(metas, []) for metas in [store.list(chunk_size=7)] * 12))
+            assert [len(chunk) for chunk in chunks].count(7) == 7 and sum(map(len, chunks)) == 51
 
     asyncio.run(main())
 
