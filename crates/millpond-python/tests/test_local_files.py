@@ -1,6 +1,7 @@
 """Goal: `millpond+file` treats trees of files, links among them, as fsspec's own `file` does."""
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,31 @@ def test_a_moved_tree_has_all_that_it_had(tmp_path: Path, fs: Any, recursive: bo
     assert files_of(tmp_path / "all") == sorted(["b"] + [f"new/tree/{name}" for name in before])
     with pytest.raises(FileNotFoundError, match="absent"):
         fs.mv(f"{tmp_path}/absent", f"{tmp_path}/b")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "open", "parts", "put", "writer"])
+@pytest.mark.parametrize("by_link", [False, True])
+def test_a_write_keeps_the_permissions(tmp_path: Path, fs: Any, kind: str, by_link: bool) -> None:
+    """Incident: a file that its owner alone may read was readable for all after a write."""
+    path, link = tmp_path / "secret", tmp_path / "link"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    link.symlink_to("secret")
+    target, data = link if by_link else path, bytes(range(256)) * 50_000
+    store = millpond.store(f"file://{tmp_path}", socket=False)
+    if kind == "pipe":
+        fs.pipe_file(str(target), data)
+    elif kind == "open":
+        with fs.open(str(target), "wb") as file:
+            file.write(data)
+    elif kind == "parts":
+        (tmp_path / "local").write_bytes(data)
+        fs.put_file(str(tmp_path / "local"), str(target))
+        (tmp_path / "local").unlink()
+    elif kind == "put":
+        store.put(target.name, data)
+    else:
+        with store.open_writer(target.name) as writer:
+            writer.write(data)
+    assert path.read_bytes() == data and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert link.is_symlink() and sorted(os.listdir(tmp_path)) == ["link", "secret"]
