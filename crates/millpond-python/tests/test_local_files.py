@@ -143,3 +143,46 @@ def test_a_write_keeps_the_permissions(tmp_path: Path, fs: Any, kind: str, by_li
             writer.write(data)
     assert path.read_bytes() == data and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert link.is_symlink() and sorted(os.listdir(tmp_path)) == ["link", "secret"]
+
+
+def test_lists_go_on_after_what_is_no_object(tmp_path: Path, fs: Any) -> None:
+    """Incident: one link to a directory above made its own one unlistable, and `find`, `du` and `get` empty without an error."""
+    make_tree(tmp_path)
+    tree = f"{tmp_path}/tree"
+    os.symlink(".", f"{tree}/self")
+    outside = ["folder/below/keep", "folder/keep"]
+    files = [*outside, "sub/file", "x"]
+    assert fs.ls(tree, detail=False) == [f"{tree}/{name}" for name in ["folder", "sub", "x"]]
+    assert fs.find(tree) == [f"{tree}/{name}" for name in files]
+    assert fs.du(tree) == 4 + 4 + 4 + 1
+    folders = ["folder", "folder/below", "sub", "sub/empty"]
+    assert fs.find(tree, withdirs=True) == sorted([tree, *(f"{tree}/{name}" for name in files + folders)])
+    assert fs.find(tree, maxdepth=1) == [f"{tree}/x"] and fs.glob(f"{tree}/**/keep") == [f"{tree}/{name}" for name in outside]
+    assert fs.find(f"{tree}/x") == [f"{tree}/x"] and fs.find(f"{tree}/absent") == []
+    assert fs.find(f"{tree}/x", detail=True)[f"{tree}/x"]["size"] == 1
+    with pytest.raises(ValueError):
+        fs.find(tree, maxdepth=0)
+    fs.get(tree, f"{tmp_path}/copy", recursive=True)
+    assert files_of(tmp_path / "copy") == files
+    store = millpond.store(f"file://{tmp_path}/tree", socket=False)
+    assert sorted(meta["path"] for meta in store.list().collect()) == files
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tree(tmp_path)
+    tree = f"{tmp_path}/tree"
+    listed = type(fs)._ls
+
+    async def refused(self: Any, path: str, **named: Any) -> Any:
+        if path.endswith("/sub"):
+            raise error
+        return await listed(self, path, **named)
+
+    monkeypatch.setattr(type(fs), "_ls", refused)
+    error: OSError = PermissionError(13, "Permission denied")
+    for call in [lambda: fs.find(tree), lambda: fs.du(tree), lambda: fs.get(tree, f"{tmp_path}/copy", recursive=True)]:
+        with pytest.raises(PermissionError):
+            call()
+    # Another program has removed it.
+    error = FileNotFoundError(2, "No such file or directory")
+    assert f"{tree}/x" in fs.find(tree)

@@ -1,7 +1,8 @@
-//! A store of local files: copies are files of their own, and writes keep access rights.
+//! A store of local files: copies are files of their own, writes keep access rights, and lists skip entries that are no objects.
 
 mod calls;
 mod replacement;
+mod walk;
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -15,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
@@ -38,6 +39,8 @@ const COPY_STEP_BYTES: u64 = 16 << 20;
 /// - **Writes** over a file keep its permissions, and its owner and group as far as the process may. If it may not, or if the
 ///   file has an access control list, its group gets no more than all other users have. A write over a symbolic link is one
 ///   over its target.
+/// - **Lists** go on after entries that are no objects: names with control characters or without UTF-8, sockets and
+///   devices, links to nothing, and links to a directory that the link is in. `LocalFileSystem` ends a list at such an entry with an error.
 ///
 /// # Examples
 ///
@@ -67,6 +70,29 @@ impl LocalFiles {
         // It offers no other way to find out.
         let is_synced = format!("{files:?}").contains("fsync: true");
         LocalFiles { files, is_synced }
+    }
+
+    /// The directory of a prefix.
+    fn folder(&self, prefix: Option<&Path>) -> Result<PathBuf> {
+        let mut folder = self.files.path_to_filesystem(&Path::from("name"))?;
+        folder.pop();
+        let prefix: &str = prefix.map_or("", AsRef::as_ref);
+        // A push of an empty name would add a slash.
+        if !prefix.is_empty() {
+            folder.push(prefix);
+        }
+        Ok(folder)
+    }
+
+    fn list_after(
+        &self,
+        prefix: Option<&Path>,
+        offset: Option<&Path>,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        match self.folder(prefix) {
+            Ok(folder) => walk::list(folder, prefix.cloned().unwrap_or_default(), offset.cloned()),
+            Err(error) => stream::iter([Err(error)]).boxed(),
+        }
     }
 }
 
@@ -127,7 +153,7 @@ impl ObjectStore for LocalFiles {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.files.list(prefix)
+        self.list_after(prefix, None)
     }
 
     fn list_with_offset(
@@ -135,11 +161,11 @@ impl ObjectStore for LocalFiles {
         prefix: Option<&Path>,
         offset: &Path,
     ) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.files.list_with_offset(prefix, offset)
+        self.list_after(prefix, Some(offset))
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.files.list_with_delimiter(prefix).await
+        walk::list_folder(self.folder(prefix)?, prefix.cloned().unwrap_or_default()).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {

@@ -569,8 +569,30 @@ class MillpondLocalFileSystem(MillpondFileSystem):
     async def _find(
         self, path: str, maxdepth: "int | None" = None, withdirs: bool = False, **kwargs: Any
     ) -> "list[str] | dict[str, Any]":
-        # With directories that are empty.
-        return await AsyncFileSystem._find(self, path, maxdepth=maxdepth, withdirs=withdirs, **kwargs)
+        # With directories that are empty. fsspec's own leaves out a directory that can't be listed, without an error.
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError(f"maxdepth must be at least 1, not {maxdepth}")
+        path = self._strip_protocol(path)
+        found: "dict[str, Any]" = {}
+        if withdirs and await self._isdir(path):
+            found[path] = await self._info(path)
+        level, depth = [path], 0
+        while level and (maxdepth is None or depth < maxdepth):
+            below: "list[str]" = []
+            for folder in level:
+                try:
+                    listed = await self._ls(folder)
+                except FileNotFoundError:
+                    continue  # There is none, or another program has removed it.
+                for info in listed:
+                    is_directory = info["type"] == "directory"
+                    if is_directory:
+                        below.append(info["name"])
+                    if withdirs or not is_directory:
+                        found[info["name"]] = info
+            level, depth = below, depth + 1
+        found = dict(sorted(found.items()))
+        return found if kwargs.get("detail") else list(found)
 
     async def _rm(
         self,
