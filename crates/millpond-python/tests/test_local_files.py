@@ -186,3 +186,17 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, fs: Any, mon
     # Another program has removed it.
     error = FileNotFoundError(2, "No such file or directory")
     assert f"{tree}/x" in fs.find(tree)
+
+
+@pytest.mark.parametrize("freshness", ["immutable", "revalidate"])
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_a_directory_is_not_opened(tmp_path: Path, scheme: str, freshness: str) -> None:
+    """Incident: a directory was read as an empty file."""
+    fs = fsspec.filesystem(f"millpond+{scheme}", freshness=freshness, socket=False)
+    fs.pipe_file(f"{tmp_path}/folder/pond", b"water")
+    path = fs._strip_protocol(f"{tmp_path}/folder")
+    with pytest.raises(IsADirectoryError) as caught:
+        fs.open(path, "rb")
+    assert caught.value.filename == path
+    with fs.open(f"{path}/pond", "rb", size=5) as file:
+        assert file.read() == b"water"
