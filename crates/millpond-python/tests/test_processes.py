@@ -140,6 +140,30 @@ def test_pools(data: Path, method: str) -> None:
     assert {one[0] for one in read} == {content(100, 9)}
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_has_the_configured_engine(run: "Run", data: Path, method: str) -> None:
+    """Incident: a file of a configured default engine had a cache of 256 MiB in each spawned worker."""
+    program = """
+        import multiprocessing, sys
+        import millpond
+        def limit(file):
+            return file.engine.cache_bytes, file.engine is millpond.open(sys.argv[1]).engine
+        def configure():
+            millpond.configure(cache_bytes=32 << 20)
+        if __name__ == "__main__":
+            millpond.configure(cache_bytes=16 << 20)
+            with millpond.open(sys.argv[1]) as file:
+                context = multiprocessing.get_context(sys.argv[2])
+                with context.Pool(1) as pool:
+                    assert pool.map(limit, [file]) == [(16 << 20, True)]
+                if sys.argv[2] == "spawn":
+                    # The worker's own choice stays.
+                    with context.Pool(1, configure) as pool:
+                        assert pool.map(limit, [file]) == [(32 << 20, True)]
+    """
+    run(program, data, method)
+
+
 def test_a_child_may_configure_its_engine(data: Path) -> None:
     millpond.open(data).close()
     with pytest.raises(RuntimeError):

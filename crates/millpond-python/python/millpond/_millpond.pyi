@@ -349,7 +349,13 @@ def configure(
     admission: Literal["adaptive", "always", "never"] = "adaptive",
     backend: Literal["auto", "uring", "threads"] = "auto",
 ) -> None: ...
-def default_engine() -> Engine: ...
+def default_engine(
+    *,
+    cache_bytes: int | None = None,
+    readahead_bytes: int | None = None,
+    admission: Literal["adaptive", "always", "never"] = "adaptive",
+    backend: Literal["auto", "uring", "threads"] = "auto",
+) -> Engine: ...
 def _start_endpoint(
     buckets: list[tuple[str, Store]], key_file: str | os.PathLike[str] | None
 ) -> tuple[str, pathlib.Path]: ...
