@@ -19,8 +19,9 @@ use std::sync::OnceLock;
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
-/// The native part of `millpond`.
-#[pymodule]
+/// The native part of `millpond`. Its locking relies on the interpreter's lock (`process::lock`), so that an interpreter
+/// without one takes it into use with this module.
+#[pymodule(gil_used = true)]
 fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     refuse_other_interpreters()?;
     module.add_class::<file::opened::File>()?;

@@ -5,6 +5,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 import time
@@ -162,6 +163,13 @@ def test_a_worker_has_the_configured_engine(run: "Run", data: Path, method: str)
                         assert pool.map(limit, [file]) == [(32 << 20, True)]
     """
     run(program, data, method)
+
+
+def test_the_module_needs_the_interpreters_lock() -> None:
+    """Mutexes are never held over a wait for the interpreter's lock, which holds only if there is one. A free-threaded
+    interpreter takes it into use for a module that asks for it."""
+    source = (Path(__file__).parent.parent / "src" / "lib.rs").read_text()
+    assert re.findall(r"#\[pymodule.*\]", source) == ["#[pymodule(gil_used = true)]"]
 
 
 def test_a_child_may_configure_its_engine(data: Path) -> None:
