@@ -266,6 +266,57 @@ def test_no_object_is_made_after_a_failed_write(run: Run, tmp_path: Path) -> Non
     run(program, tmp_path / "pond")
 
 
+def test_a_close_that_failed_is_not_a_success_later(tmp_path: Path) -> None:
+    """Incident: the second close after a failed one returned as after a success, and there was no object."""
+    (tmp_path / "file").touch()
+    store = millpond.store(f"file://{tmp_path}", socket=False)
+    writer = store.open_writer("file/below")
+    writer.write(b"water")
+    with pytest.raises(millpond.StoreError, match="[Nn]ot a directory"):
+        writer.close()
+    for _ in range(2):
+        with pytest.raises(millpond.StoreError, match="an earlier close of this object has failed: .*[Nn]ot a directory"):
+            writer.close()
+    writer.abort()
+    with pytest.raises(millpond.StoreError, match="an earlier close"):
+        with writer:
+            pass
+    # After a success and after an abort, a further close has no effect.
+    writer = store.open_writer("pond")
+    writer.write(b"water")
+    assert writer.close() is not None and writer.close() is None and store.get("pond").bytes() == b"water"
+    writer = store.open_writer("aborted")
+    writer.write(b"water")
+    writer.abort()
+    assert writer.close() is None and not (tmp_path / "aborted").exists()
+
+
+def test_a_close_that_was_interrupted_is_not_a_success_later(run: Run, tmp_path: Path) -> None:
+    program = """
+        import signal, sys
+        import millpond
+        store = millpond.store("file://" + sys.argv[1], socket=False)
+        def interrupt(*_):
+            raise ZeroDivisionError
+        signal.signal(signal.SIGALRM, interrupt)
+        for attempt in range(100):
+            writer = store.open_writer("pond", buffer_size=64 << 20)
+            writer.write(bytes(60 << 20))
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.001 * (attempt % 10 + 1))
+                writer.close()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except ZeroDivisionError:
+                try:
+                    writer.close()
+                except millpond.StoreError as error:
+                    assert "an earlier close of this object has failed: it was interrupted" in str(error), error
+                    sys.exit()
+        sys.exit("no close was interrupted, or each was a success later")
+    """
+    run(program, tmp_path)
+
+
 def test_a_cancelled_call_loses_no_piece(tmp_path: Path) -> None:
     """Incident: the pieces that a cancelled call had read were missing from what the next ones returned."""
     data = content(0, 32 << 20)
