@@ -190,15 +190,27 @@ impl Engine {
 /// The default engine and the generation that made or configured it.
 static DEFAULT: Mutex<Option<(Py<Engine>, u64)>> = Mutex::new(None);
 
-/// The default engine of the process, made at its first use.
+/// The default engine of the process, made at its first use. The settings are for that.
 #[pyfunction]
-pub(crate) fn default_engine(py: Python<'_>) -> PyResult<Py<Engine>> {
+#[pyo3(signature = (*, cache_bytes=None, readahead_bytes=None, admission="adaptive", backend="auto"))]
+pub(crate) fn default_engine(
+    py: Python<'_>,
+    cache_bytes: Option<u64>,
+    readahead_bytes: Option<u64>,
+    admission: &str,
+    backend: &str,
+) -> PyResult<Py<Engine>> {
     if let Some((engine, _)) = &*lock(&DEFAULT) {
         return Ok(engine.clone_ref(py));
     }
-    let fresh = Py::new(py, Engine::new(None, None, "adaptive", "auto")?)?;
+    let fresh = Py::new(py, Engine::new(cache_bytes, readahead_bytes, admission, backend)?)?;
     *lock(&DEFAULT) = Some((fresh.clone_ref(py), process::generation()));
     Ok(fresh)
+}
+
+/// [`default_engine`] without settings of its own.
+pub(crate) fn usual_engine(py: Python<'_>) -> PyResult<Py<Engine>> {
+    default_engine(py, None, None, "adaptive", "auto")
 }
 
 fn is_default(engine: &Bound<'_, Engine>) -> bool {

@@ -19,8 +19,9 @@ use std::sync::OnceLock;
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
-/// The native part of `millpond`.
-#[pymodule]
+/// The native part of `millpond`. Its locking relies on the interpreter's lock (`process::lock`), so that an interpreter
+/// without one takes it into use with this module.
+#[pymodule(gil_used = true)]
 fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     refuse_other_interpreters()?;
     module.add_class::<file::opened::File>()?;
@@ -37,6 +38,7 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::listing::ListStream>()?;
     module.add_class::<store::writer::ObjectWriter>()?;
     module.add_class::<store::operation::Pending>()?;
+    module.add_class::<store::operation::Completed>()?;
     module.add_class::<store::operation::Completions>()?;
     module.add_function(wrap_pyfunction!(store::writer::_part_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(process::_wait_for_last_tasks, module)?)?;

@@ -5,6 +5,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 import time
@@ -138,6 +139,37 @@ def test_pools(data: Path, method: str) -> None:
     with context.Pool(2) as pool:
         read = pool.map(read_in_worker, [file] * 8)
     assert {one[0] for one in read} == {content(100, 9)}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_has_the_configured_engine(run: "Run", data: Path, method: str) -> None:
+    """Incident: a file of a configured default engine had a cache of 256 MiB in each spawned worker."""
+    program = """
+        import multiprocessing, sys
+        import millpond
+        def limit(file):
+            return file.engine.cache_bytes, file.engine is millpond.open(sys.argv[1]).engine
+        def configure():
+            millpond.configure(cache_bytes=32 << 20)
+        if __name__ == "__main__":
+            millpond.configure(cache_bytes=16 << 20)
+            with millpond.open(sys.argv[1]) as file:
+                context = multiprocessing.get_context(sys.argv[2])
+                with context.Pool(1) as pool:
+                    assert pool.map(limit, [file]) == [(16 << 20, True)]
+                if sys.argv[2] == "spawn":
+                    # The worker's own choice stays.
+                    with context.Pool(1, configure) as pool:
+                        assert pool.map(limit, [file]) == [(32 << 20, True)]
+    """
+    run(program, data, method)
+
+
+def test_the_module_needs_the_interpreters_lock() -> None:
+    """Mutexes are never held over a wait for the interpreter's lock, which holds only if there is one. A free-threaded
+    interpreter takes it into use for a module that asks for it."""
+    source = (Path(__file__).parent.parent / "src" / "lib.rs").read_text()
+    assert re.findall(r"#\[pymodule.*\]", source) == ["#[pymodule(gil_used = true)]"]
 
 
 def test_a_child_may_configure_its_engine(data: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import random
 import select
 import threading
 from pathlib import Path
@@ -265,6 +266,57 @@ def test_no_object_is_made_after_a_failed_write(run: Run, tmp_path: Path) -> Non
     run(program, tmp_path / "pond")
 
 
+def test_a_close_that_failed_is_not_a_success_later(tmp_path: Path) -> None:
+    """Incident: the second close after a failed one returned as after a success, and there was no object."""
+    (tmp_path / "file").touch()
+    store = millpond.store(f"file://{tmp_path}", socket=False)
+    writer = store.open_writer("file/below")
+    writer.write(b"water")
+    with pytest.raises(millpond.StoreError, match="[Nn]ot a directory"):
+        writer.close()
+    for _ in range(2):
+        with pytest.raises(millpond.StoreError, match="an earlier close of this object has failed: .*[Nn]ot a directory"):
+            writer.close()
+    writer.abort()
+    with pytest.raises(millpond.StoreError, match="an earlier close"):
+        with writer:
+            pass
+    # After a success and after an abort, a further close has no effect.
+    writer = store.open_writer("pond")
+    writer.write(b"water")
+    assert writer.close() is not None and writer.close() is None and store.get("pond").bytes() == b"water"
+    writer = store.open_writer("aborted")
+    writer.write(b"water")
+    writer.abort()
+    assert writer.close() is None and not (tmp_path / "aborted").exists()
+
+
+def test_a_close_that_was_interrupted_is_not_a_success_later(run: Run, tmp_path: Path) -> None:
+    program = """
+        import signal, sys
+        import millpond
+        store = millpond.store("file://" + sys.argv[1], socket=False)
+        def interrupt(*_):
+            raise ZeroDivisionError
+        signal.signal(signal.SIGALRM, interrupt)
+        for attempt in range(100):
+            writer = store.open_writer("pond", buffer_size=64 << 20)
+            writer.write(bytes(60 << 20))
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.001 * (attempt % 10 + 1))
+                writer.close()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except ZeroDivisionError:
+                try:
+                    writer.close()
+                except millpond.StoreError as error:
+                    assert "an earlier close of this object has failed: it was interrupted" in str(error), error
+                    sys.exit()
+        sys.exit("no close was interrupted, or each was a success later")
+    """
+    run(program, tmp_path)
+
+
 def test_a_cancelled_call_loses_no_piece(tmp_path: Path) -> None:
     """Incident: the pieces that a cancelled call had read were missing from what the next ones returned."""
     data = content(0, 32 << 20)
@@ -300,25 +352,64 @@ def test_a_cancelled_call_loses_no_piece(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_call_that_is_cancelled_in_the_turn_of_its_end_loses_no_piece(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_taken_first", [False, True])
+@pytest.mark.parametrize("kind", ["piece", "chunk", "collect"])
+def test_a_call_that_is_cancelled_in_the_turn_of_its_end_loses_nothing(
+    tmp_path: Path, kind: str, is_taken_first: bool
+) -> None:
+    """Incident: a call that was cancelled after its future had the result lost what it had read."""
     from millpond import _store_aio
 
     data = content(0, 1 << 20)
     (tmp_path / "pond").write_bytes(data)
-    store = millpond.store(f"file://{tmp_path}")
+    for n in range(50):
+        (tmp_path / f"{n:02}").touch()
+    store = millpond.store(f"file://{tmp_path}", socket=False)
 
     async def main() -> None:
-        stream = (await store.get_async("pond")).stream(300_000)
-        call = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)
+        for _ in range(1000):
+            stream: Any = (await store.get_async("pond")).stream(300_000) if kind == "piece" else store.list(chunk_size=20)
+            call = asyncio.ensure_future(stream.collect_async() if kind == "collect" else anext(stream))
+            await asyncio.sleep(0)
+            if not call.done():
+                break  # Some calls end without a wait.
         # Without a turn of the loop.
-        ends = _store_aio._of_loops[asyncio.get_running_loop()].fileno()
+        ends = _store_aio._of_loops[asyncio.get_running_loop()]
         assert not call.done() and select.select([ends], [], [], 60)[0] == [ends]
-        # The loop cancels it, and takes its end before the task goes on.
-        asyncio.get_running_loop().call_soon(call.cancel)
+        if is_taken_first:
+            _store_aio._complete(ends)
+            call.cancel()
+        else:
+            # The loop cancels it, and takes its end before the task goes on.
+            asyncio.get_running_loop().call_soon(call.cancel)
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert b"".join([piece async for piece in stream]) == data
+        # At once: items that came back after this call would be out of order.
+        left = [await anext(stream), *[one async for one in stream]]
+        if kind == "piece":
+            assert b"".join(left) == data
+        else:
+            assert sorted(meta["path"] for chunk in left for meta in chunk) == [*(f"{n:02}" for n in range(50)), "pond"]
+
+    asyncio.run(main())
+
+
+def test_calls_that_end_at_once_share_a_stream(tmp_path: Path) -> None:
+    """A call whose items another one has taken reads on: it is not at the end."""
+    # Each piece is there once.
+    data = random.Random(1).randbytes(3 << 20)
+    (tmp_path / "pond").write_bytes(data)
+    for n in range(50):
+        (tmp_path / f"{n:02}").touch()
+    store = millpond.store(f"file://{tmp_path}", socket=False)
+
+    async def main() -> None:
+        for _ in range(20):
+            stream = (await store.get_async("pond")).stream(100_000)
+            pieces = await asyncio.gather(*(anext(stream, b"") for _ in range(40)))
+            assert b"".join(sorted(pieces, key=data.find)) == data and b"" in pieces
+            chunks = await asyncio.gather(*(anext(metas, []) for metas in [store.list(chunk_size=7)] * 12))
+            assert [len(chunk) for chunk in chunks].count(7) == 7 and sum(map(len, chunks)) == 51
 
     asyncio.run(main())
 

@@ -52,6 +52,10 @@ class MillpondFile(AbstractBufferedFile):
         self._ahead_start = 0
         # Some caches of fsspec read here.
         super().__init__(fs, path, mode, **kwargs)
+        # A given size is that of an object.
+        if mode == "rb" and kwargs.get("size") is None and self.details["type"] == "directory":
+            self.closed = True
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
 
     def __reduce__(self) -> "tuple[Any, ...]":
         self.kwargs = {**self.kwargs, "e_tag": self._e_tag}

@@ -30,9 +30,9 @@ def _remember(token: str, engine: "Engine | Store") -> None:
 
 
 def load_engine(token: "str | None", settings: "dict[str, Any]") -> Engine:
-    """The engine of a pickle: this process's default engine, or one with the same settings."""
+    """The engine of a pickle: one with the same settings, or the default engine that this process has already."""
     if token is None:
-        return default_engine()
+        return default_engine(**settings)
     engine = _engines.get(token)
     if not isinstance(engine, Engine):
         engine = Engine(**settings)

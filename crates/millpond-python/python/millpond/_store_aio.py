@@ -7,7 +7,7 @@ import asyncio
 import weakref
 from typing import Any
 
-from millpond._millpond import _Completions, _Operation
+from millpond._millpond import _Completed, _Completions, _Operation
 
 _of_loops: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Completions]" = weakref.WeakKeyDictionary()
 
@@ -29,20 +29,25 @@ def _completions_of(loop: asyncio.AbstractEventLoop) -> _Completions:
 
 
 def _complete(own: _Completions) -> None:
-    for future, result, error in own.completions():
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+    for future, completed in own.completions():
+        future.set_result(completed)
 
 
 async def run(operation: _Operation) -> Any:
-    done = operation.try_now()
-    if done is not None:
-        return done[0]
+    while True:
+        answer = operation.try_now()
+        if answer is None:
+            # The result of a call that is cancelled here is not taken, also if the future has it already.
+            answer = (await _wait(operation)).take()
+        if isinstance(answer, tuple):
+            return answer[0]
+        operation = answer
+
+
+async def _wait(operation: _Operation) -> _Completed:
     loop = asyncio.get_running_loop()
     own = _completions_of(loop)
-    future: "asyncio.Future[Any]" = loop.create_future()
+    future: "asyncio.Future[_Completed]" = loop.create_future()
     number = own.start(operation, future)
     try:
         return await future

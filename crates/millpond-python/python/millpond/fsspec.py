@@ -12,6 +12,7 @@ b'lilies'
 import asyncio
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Iterable
 from glob import has_magic
@@ -22,6 +23,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.utils import stringify_path
 
 from millpond._fsspec_file import COPY_BYTES, MillpondFile, part_bytes
+from millpond._local_tree import follows_link, remove, tree_of
 from millpond._millpond import PreconditionError, Store, StoreError
 from millpond._objects import from_settings
 
@@ -567,11 +569,97 @@ class MillpondLocalFileSystem(MillpondFileSystem):
     async def _find(
         self, path: str, maxdepth: "int | None" = None, withdirs: bool = False, **kwargs: Any
     ) -> "list[str] | dict[str, Any]":
-        # With directories that are empty.
-        return await AsyncFileSystem._find(self, path, maxdepth=maxdepth, withdirs=withdirs, **kwargs)
+        # With directories that are empty. fsspec's own leaves out a directory that can't be listed, without an error.
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError(f"maxdepth must be at least 1, not {maxdepth}")
+        path = self._strip_protocol(path)
+        found: "dict[str, Any]" = {}
+        if withdirs and await self._isdir(path):
+            found[path] = await self._info(path)
+        level, depth = [path], 0
+        while level and (maxdepth is None or depth < maxdepth):
+            below: "list[str]" = []
+            for folder in level:
+                try:
+                    listed = await self._ls(folder)
+                except FileNotFoundError:
+                    continue  # There is none, or another program has removed it.
+                for info in listed:
+                    is_directory = info["type"] == "directory"
+                    if is_directory:
+                        below.append(info["name"])
+                    if withdirs or not is_directory:
+                        found[info["name"]] = info
+            level, depth = below, depth + 1
+        found = dict(sorted(found.items()))
+        return found if kwargs.get("detail") else list(found)
 
-    async def _rm_directory(self, path: str, recursive: bool) -> None:
-        await self._rmdir(path)
+    async def _rm(
+        self,
+        path: Any,
+        recursive: bool = False,
+        batch_size: "int | None" = None,
+        maxdepth: "int | None" = None,
+        **kwargs: Any,
+    ) -> None:
+        # Not by lists: they follow links, and lack the names that no object can have.
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError(f"maxdepth must be at least 1, not {maxdepth}")
+        paths = await self._expand_unfollowed(path, recursive)
+        await asyncio.get_running_loop().run_in_executor(None, self._remove, paths, recursive, maxdepth)
+
+    async def _expand_unfollowed(self, path: Any, may_be_none: bool) -> "list[str]":
+        """The paths, with those of patterns, each before the folder that it is in. `**` does not follow links."""
+        found: "set[str]" = set()
+        for given in [path] if isinstance(path, (str, os.PathLike)) else list(path):
+            one: str = self._strip_protocol(given)
+            if has_magic(one):
+                found.update(name for name in await self._glob(one) if not follows_link(one, name))
+            elif os.path.lexists(one):
+                found.add(one)
+            else:
+                raise FileNotFoundError(errno.ENOENT, "No such object or directory", one)
+        if not found and not may_be_none:
+            raise FileNotFoundError(errno.ENOENT, "No such object or directory", str(path))
+        return sorted(found, reverse=True)
+
+    def _remove(self, paths: "list[str]", recursive: bool, maxdepth: "int | None") -> None:
+        removed: "list[str]" = []
+        try:
+            for path in paths:
+                remove(path, maxdepth if recursive else 0, removed)
+        finally:
+            self._forget(removed)
+
+    def _forget(self, paths: "list[str]") -> None:
+        """Drops what is cached of files that were changed without the store."""
+        for path in paths:
+            url, name = self._place(path)
+            try:
+                self._store(url).forget(name)
+            except ValueError:
+                pass  # No object can have this name.
+
+    def mv(
+        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: "int | None" = None, **kwargs: Any
+    ) -> None:
+        """Moves files, links and directories with all below them, as fsspec's `file` does."""
+        # A copy, as other file systems have it, lacks what lists lack: the removal after it would lose that.
+        is_one = isinstance(path1, (str, os.PathLike)) and not has_magic(stringify_path(path1))
+        into = stringify_path(path2).endswith("/") or not is_one
+        target = self._strip_protocol(path2)
+        paths = sync(self.loop, self._expand_unfollowed, path1, False)
+        os.makedirs(target if into else os.path.dirname(target), exist_ok=True)
+        # A path in another one of them moves with it.
+        for path in [one for one in paths if not any(one.startswith(f"{other}/") for other in paths)]:
+            if path == target:
+                continue
+            files, _ = tree_of(path, None)
+            try:
+                moved = shutil.move(path, target)
+                self._forget([moved + one.removeprefix(path) for one in files])
+            finally:
+                self._forget(files)
 
     async def _is_prefix(self, url: str, name: str) -> bool:
         return os.path.isdir(self._path(url, name))

@@ -10,7 +10,7 @@ use pyo3::exceptions::{PyTimeoutError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::engine::{Engine, default_engine};
+use crate::engine::{Engine, usual_engine};
 use crate::error;
 use crate::file::opened::File;
 use crate::handle::Access;
@@ -434,8 +434,7 @@ pub(crate) fn open(
     untorn: Option<u32>,
 ) -> PyResult<File> {
     let access = Access::parse(mode)?.with_untorn(untorn);
-    let engine =
-        cache.map_or_else(|| default_engine(py).map(|engine| engine.into_bound(py)), Ok)?;
+    let engine = cache.map_or_else(|| usual_engine(py).map(|engine| engine.into_bound(py)), Ok)?;
     File::open_as(&engine, path, access, atomic)
 }
 

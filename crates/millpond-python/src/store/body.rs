@@ -10,13 +10,12 @@ use object_store::{Attributes, GetResult, ObjectMeta};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tokio::sync::Mutex as TaskMutex;
 
 use crate::process::lock;
 use crate::store::convert;
 use crate::store::failure;
 use crate::store::item_source::ItemSource;
-use crate::store::operation::{Operation, reply};
+use crate::store::operation::{Answer, Operation, reply};
 use crate::store::runtime::OfProcess;
 
 type Body = BoxStream<'static, object_store::Result<Bytes>>;
@@ -107,8 +106,8 @@ impl StoredObject {
     /// An iterator over pieces of at least `min_chunk_size` bytes, except for the last one; also for `async for`.
     #[pyo3(signature = (min_chunk_size=PIECE_BYTES))]
     fn stream(&self, min_chunk_size: usize) -> PyResult<ObjectPieces> {
-        let source = ItemSource::new(self.take_body()?.into_inner());
-        let (name, source) = (self.name.clone(), OfProcess::new(Arc::new(TaskMutex::new(source))));
+        let source = ItemSource::new(self.take_body()?.into_inner(), Bytes::len);
+        let (name, source) = (self.name.clone(), OfProcess::new(source));
         Ok(ObjectPieces { name, bytes_min: min_chunk_size.max(1), source })
     }
 
@@ -130,27 +129,33 @@ impl StoredObject {
 pub(crate) struct ObjectPieces {
     name: String,
     bytes_min: usize,
-    source: OfProcess<Arc<TaskMutex<ItemSource<Bytes>>>>,
+    source: OfProcess<Arc<ItemSource<Bytes>>>,
 }
 
 impl ObjectPieces {
     /// The next piece; `None` at the end.
     fn next(&self) -> PyResult<Operation> {
         let source = self.source.get().ok_or_else(|| failure::of_parent(&self.name))?;
-        let (source, bytes_min, name) = (Arc::clone(source), self.bytes_min, self.name.clone());
-        Ok(Operation::new(self.name.clone(), async move {
-            let taken = source.lock().await.take(bytes_min, Bytes::len).await;
-            Ok(reply(move |py| {
-                let taken = taken.map_err(|error| failure::of_store(&error, &name))?;
-                if taken.items().iter().all(Bytes::is_empty) {
-                    return Ok(None);
-                }
-                let bytes = convert::to_bytes(py, taken.items())?.unbind();
-                taken.finish();
-                Ok(Some(bytes))
-            }))
-        }))
+        Ok(next_piece(self.name.clone(), Arc::clone(source), self.bytes_min))
     }
+}
+
+fn next_piece(name: String, source: Arc<ItemSource<Bytes>>, bytes_min: usize) -> Operation {
+    Operation::new(name.clone(), async move {
+        source.fill(bytes_min).await;
+        Ok(Answer::reply(move |py| {
+            let taken = source.try_take(bytes_min);
+            let Some(taken) = taken.map_err(|error| failure::of_store(&error, &name))? else {
+                return Ok(Answer::Repeat(next_piece(name, source, bytes_min)));
+            };
+            if taken.items().iter().all(Bytes::is_empty) {
+                return Ok(Answer::Value(py.None()));
+            }
+            let bytes = convert::to_bytes(py, taken.items())?.into_any().unbind();
+            taken.finish();
+            Ok(Answer::Value(bytes))
+        }))
+    })
 }
 
 #[pymethods]

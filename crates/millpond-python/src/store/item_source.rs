@@ -1,73 +1,101 @@
 //! A stream that calls take items from: the pieces of a body, or the metadata of a list.
 //!
-//! **SO1** No item is lost. A call may be dropped at any wait, and its result may be dropped unused, by Ctrl-C or by the
-//! cancellation of a task. So the items that it has read stay here, or come back, until its reply makes Python objects of them.
+//! ```text
+//! fill (a future reads) -> unread -> try_take (the caller's thread makes Python objects) -> finish
+//! ```
+//!
+//! - **SO1** No item is lost, and none is out of order. A future may be dropped at any wait, and its result unused, by Ctrl-C
+//!   or by the cancellation of a task, also after the loop has the result. So the future only reads. The items stay in `unread`
+//!   until the call makes its Python objects, on the caller's thread and with no wait after that.
 
 use std::mem;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use object_store::{Error, Result};
-
-/// Items that were read, but not returned yet. Not used in a child of fork, as it has no calls of the parent.
-type Unread<T> = Arc<Mutex<Vec<T>>>;
+use tokio::sync::Mutex as TaskMutex;
 
 pub(crate) struct ItemSource<T> {
-    stream: BoxStream<'static, Result<T>>,
-    unread: Unread<T>,
-    /// The error that has ended the stream. Each later call raises it, so that no loop takes it for the end.
-    failed: Option<Arc<Error>>,
+    stream: TaskMutex<BoxStream<'static, Result<T>>>,
+    /// Not used in a child of fork, as it has no calls of the parent.
+    read: Mutex<ReadItems<T>>,
+    /// The number of items, or of bytes, that an item counts for.
+    weight: fn(&T) -> usize,
+}
+
+struct ReadItems<T> {
+    unread: Vec<T>,
+    end: Option<StreamEnd>,
+}
+
+enum StreamEnd {
+    Complete,
+    /// Each later call raises the error, so that no loop takes it for the end.
+    Failed(Arc<Error>),
 }
 
 impl<T: Send + 'static> ItemSource<T> {
-    pub(crate) fn new(stream: BoxStream<'static, Result<T>>) -> ItemSource<T> {
-        ItemSource { stream: stream.fuse().boxed(), unread: Unread::default(), failed: None }
+    pub(crate) fn new(
+        stream: BoxStream<'static, Result<T>>,
+        weight: fn(&T) -> usize,
+    ) -> Arc<ItemSource<T>> {
+        let read = Mutex::new(ReadItems { unread: Vec::new(), end: None });
+        Arc::new(ItemSource { stream: TaskMutex::new(stream), read, weight })
     }
 
-    /// The next items: as few as have a total weight of `enough`, or all that are left.
-    pub(crate) async fn take(
-        &mut self,
-        enough: usize,
-        weight: impl Fn(&T) -> usize,
-    ) -> std::result::Result<TakenItems<T>, Arc<Error>> {
-        let mut total: usize = lock(&self.unread).iter().map(&weight).sum();
-        while total < enough {
-            if let Some(error) = &self.failed {
-                return Err(Arc::clone(error));
-            }
-            match self.stream.next().await {
+    /// Reads until the items that no call has taken have a total weight of `enough`, or until the end.
+    pub(crate) async fn fill(&self, enough: usize) {
+        let mut stream = self.stream.lock().await;
+        let mut total: usize = self.lock().unread.iter().map(self.weight).sum();
+        while total < enough && self.lock().end.is_none() {
+            let next = stream.next().await;
+            let mut read = self.lock();
+            match next {
                 Some(Ok(item)) => {
-                    total = total.saturating_add(weight(&item));
-                    lock(&self.unread).push(item);
+                    total = total.saturating_add((self.weight)(&item));
+                    read.unread.push(item);
                 }
-                Some(Err(error)) => self.failed = Some(Arc::new(error)),
-                None => break,
+                Some(Err(error)) => read.end = Some(StreamEnd::Failed(Arc::new(error))),
+                None => read.end = Some(StreamEnd::Complete),
             }
         }
-        let mut unread = lock(&self.unread);
-        // More than enough may have come back from a call for more.
+    }
+
+    /// The next items: as few as have a total weight of `enough`, or all that are left. `None`: another call has taken some since
+    /// `fill`, which is to be repeated.
+    pub(crate) fn try_take(
+        self: &Arc<Self>,
+        enough: usize,
+    ) -> std::result::Result<Option<TakenItems<T>>, Arc<Error>> {
+        let mut read = self.lock();
         let (mut count, mut total) = (0, 0usize);
-        while let Some(item) = unread.get(count)
+        while let Some(item) = read.unread.get(count)
             && total < enough
         {
-            total = total.saturating_add(weight(item));
+            total = total.saturating_add((self.weight)(item));
             count += 1;
         }
-        let items = unread.drain(..count).collect();
-        drop(unread);
-        Ok(TakenItems { items, unread: Arc::clone(&self.unread) })
+        match &read.end {
+            Some(StreamEnd::Failed(error)) if total < enough => return Err(Arc::clone(error)),
+            None if total < enough => return Ok(None),
+            _ => (),
+        }
+        let items = read.unread.drain(..count).collect();
+        Ok(Some(TakenItems { items, source: Arc::clone(self) }))
     }
 }
 
-fn lock<T>(unread: &Mutex<Vec<T>>) -> std::sync::MutexGuard<'_, Vec<T>> {
-    unread.lock().unwrap_or_else(PoisonError::into_inner)
+impl<T> ItemSource<T> {
+    fn lock(&self) -> MutexGuard<'_, ReadItems<T>> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// Items of a source for one call. Those that are left at the end go back.
+/// Items of a source for one call. If it fails to make its Python objects, they go back.
 pub(crate) struct TakenItems<T> {
     items: Vec<T>,
-    unread: Unread<T>,
+    source: Arc<ItemSource<T>>,
 }
 
 impl<T> TakenItems<T> {
@@ -84,9 +112,9 @@ impl<T> TakenItems<T> {
 impl<T> Drop for TakenItems<T> {
     fn drop(&mut self) {
         if !self.items.is_empty() {
-            let mut unread = lock(&self.unread);
-            self.items.append(&mut unread);
-            mem::swap(&mut *unread, &mut self.items);
+            let mut read = self.source.lock();
+            self.items.append(&mut read.unread);
+            mem::swap(&mut read.unread, &mut self.items);
         }
     }
 }

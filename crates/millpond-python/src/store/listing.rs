@@ -5,12 +5,11 @@ use std::sync::Arc;
 use futures_util::stream::BoxStream;
 use object_store::ObjectMeta;
 use pyo3::prelude::*;
-use tokio::sync::Mutex as TaskMutex;
 
 use crate::store::convert;
 use crate::store::failure;
 use crate::store::item_source::ItemSource;
-use crate::store::operation::{Operation, reply};
+use crate::store::operation::{Answer, Operation};
 use crate::store::runtime::OfProcess;
 
 type Metas = BoxStream<'static, object_store::Result<ObjectMeta>>;
@@ -20,32 +19,43 @@ type Metas = BoxStream<'static, object_store::Result<ObjectMeta>>;
 pub(crate) struct ListStream {
     name: String,
     chunk_len: usize,
-    metas: OfProcess<Arc<TaskMutex<ItemSource<ObjectMeta>>>>,
+    metas: OfProcess<Arc<ItemSource<ObjectMeta>>>,
 }
 
 impl ListStream {
     pub(crate) fn new(name: String, chunk_len: usize, metas: Metas) -> ListStream {
-        let metas = OfProcess::new(Arc::new(TaskMutex::new(ItemSource::new(metas))));
+        let metas = OfProcess::new(ItemSource::new(metas, |_| 1));
         ListStream { name, chunk_len, metas }
     }
 
     /// The next `len_max` objects at most. With `ends`, the result of an empty list is `None`.
     fn next(&self, len_max: usize, ends: bool) -> PyResult<Operation> {
         let metas = self.metas.get().ok_or_else(|| failure::of_parent(&self.name))?;
-        let (metas, name) = (Arc::clone(metas), self.name.clone());
-        Ok(Operation::new(self.name.clone(), async move {
-            let taken = metas.lock().await.take(len_max, |_| 1).await;
-            Ok(reply(move |py| {
-                let taken = taken.map_err(|error| failure::of_store(&error, &name))?;
-                if ends && taken.items().is_empty() {
-                    return Ok(None);
-                }
-                let list = convert::metas(py, taken.items())?.unbind();
-                taken.finish();
-                Ok(Some(list))
-            }))
-        }))
+        Ok(next_metas(self.name.clone(), Arc::clone(metas), len_max, ends))
     }
+}
+
+fn next_metas(
+    name: String,
+    metas: Arc<ItemSource<ObjectMeta>>,
+    len_max: usize,
+    ends: bool,
+) -> Operation {
+    Operation::new(name.clone(), async move {
+        metas.fill(len_max).await;
+        Ok(Answer::reply(move |py| {
+            let taken = metas.try_take(len_max);
+            let Some(taken) = taken.map_err(|error| failure::of_store(&error, &name))? else {
+                return Ok(Answer::Repeat(next_metas(name, metas, len_max, ends)));
+            };
+            if ends && taken.items().is_empty() {
+                return Ok(Answer::Value(py.None()));
+            }
+            let list = convert::metas(py, taken.items())?.into_any().unbind();
+            taken.finish();
+            Ok(Answer::Value(list))
+        }))
+    })
 }
 
 #[pymethods]

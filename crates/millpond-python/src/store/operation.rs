@@ -4,8 +4,10 @@
 //! - An asyncio loop polls it once ([`Pending::try_now`]). If that is not enough, a task of the runtime completes it and
 //!   writes to an eventfd ([`Completions`]), which the loop watches.
 //!
-//! **O1** A future holds no Python object, so a thread of the runtime may drop it (runtime.R2). Its result is a
-//! [`Reply`], which makes the Python objects on the thread of the caller.
+//! - **O1** A future holds no Python object, so a thread of the runtime may drop it (runtime.R2). Its result is a
+//!   [`Reply`], which makes the Python objects on the thread of the caller.
+//! - **O2** A coroutine calls its reply after it has resumed, with no wait after that. If it is cancelled, even in the turn of the
+//!   loop in which the future gets its result, the reply is never called (item_source.SO1).
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -28,19 +30,42 @@ use tokio::task::JoinHandle;
 use crate::error;
 use crate::process::{self, LastTask, lock};
 use crate::store::failure;
-use crate::store::runtime;
+use crate::store::runtime::{self, OfProcess};
 use crate::store::server_watch::{self, ServerWatch};
 use crate::wait::wait_for;
 
 /// Makes the result of a call.
-pub(crate) type Reply = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
+pub(crate) type Reply = Box<dyn FnOnce(Python<'_>) -> PyResult<Answer> + Send>;
+
+/// The result of a reply.
+pub(crate) enum Answer {
+    Value(Py<PyAny>),
+    /// The call goes on with another operation.
+    Repeat(Operation),
+}
+
+impl Answer {
+    pub(crate) fn reply(
+        make: impl FnOnce(Python<'_>) -> PyResult<Answer> + Send + 'static,
+    ) -> Reply {
+        Box::new(make)
+    }
+
+    /// For `millpond._store_aio`: a tuple of the result, or the next operation.
+    fn into_python(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        match self {
+            Answer::Value(value) => (value,).into_py_any(py),
+            Answer::Repeat(operation) => Pending(Mutex::new(Some(operation))).into_py_any(py),
+        }
+    }
+}
 
 /// A reply from a function that makes any Python object.
 pub(crate) fn reply<T>(make: impl FnOnce(Python<'_>) -> PyResult<T> + Send + 'static) -> Reply
 where
     T: for<'py> IntoPyObject<'py>,
 {
-    Box::new(move |py| make(py)?.into_py_any(py))
+    Box::new(move |py| Ok(Answer::Value(make(py)?.into_py_any(py)?)))
 }
 
 type Work = Pin<Box<dyn Future<Output = Result<Reply>> + Send>>;
@@ -73,7 +98,16 @@ impl Operation {
     }
 
     /// Waits for the end, detached from the interpreter.
-    pub(crate) fn run(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+    pub(crate) fn run(mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        loop {
+            match self.run_once(py)? {
+                Answer::Value(value) => return Ok(value),
+                Answer::Repeat(operation) => self = operation,
+            }
+        }
+    }
+
+    fn run_once(self, py: Python<'_>) -> PyResult<Answer> {
         let Operation { mut work, subject } = self;
         let runtime = runtime::handle()?;
         let waited = {
@@ -110,7 +144,7 @@ fn poll_in(runtime: &Handle, work: &mut Work, context: &mut Context<'_>) -> Poll
     work.as_mut().poll(context)
 }
 
-fn finish(py: Python<'_>, ended: Result<Reply>, subject: &Subject) -> PyResult<Py<PyAny>> {
+fn finish(py: Python<'_>, ended: Result<Reply>, subject: &Subject) -> PyResult<Answer> {
     if let Some(server) = &subject.server {
         server.tell(py);
     }
@@ -127,8 +161,8 @@ pub(crate) struct Pending(Mutex<Option<Operation>>);
 
 #[pymethods]
 impl Pending {
-    /// A tuple of the result, if the operation ends without a wait, as reads of cached bytes do.
-    fn try_now(&self, py: Python<'_>) -> PyResult<Option<(Py<PyAny>,)>> {
+    /// A tuple of the result, if the operation ends without a wait, as reads of cached bytes do; or the next operation.
+    fn try_now(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let mut operation = self.take()?;
         let runtime = runtime::handle()?;
         let polled = py.detach(|| {
@@ -136,7 +170,7 @@ impl Pending {
             poll_in(&runtime, &mut operation.work, &mut context)
         });
         match polled {
-            Poll::Ready(ended) => Ok(Some((finish(py, ended, &operation.subject)?,))),
+            Poll::Ready(ended) => Ok(Some(finish(py, ended, &operation.subject)?.into_python(py)?)),
             Poll::Pending => {
                 *lock(&self.0) = Some(operation);
                 Ok(None)
@@ -149,6 +183,25 @@ impl Pending {
     fn take(&self) -> PyResult<Operation> {
         let what = "this operation was started already";
         lock(&self.0).take().ok_or_else(|| PyRuntimeError::new_err(what))
+    }
+}
+
+/// The end of an operation, in the process that started it.
+type OwnEnd = OfProcess<(Result<Reply>, Subject)>;
+
+/// An operation that a task of the runtime has completed, as the result of a future.
+#[pyclass(frozen, module = "millpond._millpond", name = "_Completed")]
+pub(crate) struct Completed(Mutex<Option<OwnEnd>>);
+
+#[pymethods]
+impl Completed {
+    /// A tuple of the call's result, or the next operation. The coroutine returns or goes on without a wait (O2).
+    fn take(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let completed = lock(&self.0).take();
+        let completed = completed.filter(OfProcess::is_of_this_process);
+        let what = "this result was taken already, or is of a process that forked this one";
+        let (ended, subject) = completed.ok_or_else(|| PyRuntimeError::new_err(what))?.into_inner();
+        finish(py, ended, &subject)?.into_python(py)
     }
 }
 
@@ -273,7 +326,7 @@ impl Completions {
         drop(waiting);
     }
 
-    /// The ended operations that a future waits for: tuples of the future, its result and its error, one of which is `None`.
+    /// The ended operations that a future waits for: tuples of the future and its result.
     fn completions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         // Before the list is taken: a later end makes it readable again.
         let _ = rustix::io::read(&self.ended.eventfd, &mut [0u8; 8]);
@@ -283,15 +336,12 @@ impl Completions {
         let list = PyList::empty(py);
         for (number, ended) in ended {
             let Some(started) = lock(&self.started).tasks.remove(&number) else { continue };
-            // Without its reply, the result of a cancelled call stays where it is (item_source.SO1).
             let Some((future, _)) = started.waiting else { continue };
             if future.call_method0(py, "done")?.is_truthy(py)? {
                 continue;
             }
-            match finish(py, ended, &started.subject) {
-                Ok(result) => list.append((future, result, py.None()))?,
-                Err(error) => list.append((future, py.None(), error.into_value(py)))?,
-            }
+            let completed = OfProcess::new((ended, started.subject));
+            list.append((future, Completed(Mutex::new(Some(completed)))))?;
         }
         Ok(list)
     }

@@ -427,6 +427,7 @@ impl Store {
             buffer: BytesMut::new(),
             parts: None,
             failed: None,
+            is_ended: false,
         };
         Ok(ObjectWriter::new(self.name(path), upload))
     }

@@ -2,7 +2,8 @@
 //!
 //! - **U1** A write that is interrupted may have taken its bytes, which the program can't know. If the program repeated it, the
 //!   object could have them twice. So it counts as failed.
-//! - **U2** A part that failed is lost. So a failed write ends the upload: later calls fail, and no object is made.
+//! - **U2** A part that failed is lost. So a failed write ends the upload: later calls fail, and no object is made. After a close that
+//!   failed or was interrupted they fail as well, as the object may be missing.
 //! - **U3** A writer that is dropped, or whose close is interrupted, drops the upload, and so aborts it (parts.MU1).
 
 use std::mem;
@@ -32,8 +33,10 @@ pub(crate) struct Upload {
     pub(crate) parts_max: usize,
     pub(crate) buffer: BytesMut,
     pub(crate) parts: Option<PartUpload>,
-    /// The error of an earlier write (U2).
-    pub(crate) failed: Option<String>,
+    /// The earlier call that has failed, and its error (U2).
+    pub(crate) failed: Option<(&'static str, String)>,
+    /// A close has begun, or the upload was aborted.
+    pub(crate) is_ended: bool,
 }
 
 /// The length of a part by its number. S3 has at most 10,000 parts, and objects of 5 TiB. The first parts have one length, as
@@ -54,19 +57,19 @@ pub(crate) fn _part_bytes(first_part_bytes: usize, number: u32) -> usize {
 
 impl Upload {
     async fn write(&mut self, data: Bytes) -> Result<()> {
-        self.check_earlier_writes()?;
+        self.check_earlier_calls()?;
         // U1: a drop of this future leaves it.
-        self.failed = Some("it was interrupted".to_owned());
+        self.failed = Some(("write", "it was interrupted".to_owned()));
         let written = self.write_parts(data).await;
-        self.failed = written.as_ref().err().map(ToString::to_string);
+        self.failed = written.as_ref().err().map(|error| ("write", error.to_string()));
         written
     }
 
-    fn check_earlier_writes(&self) -> Result<()> {
+    fn check_earlier_calls(&self) -> Result<()> {
         match &self.failed {
-            Some(error) => Err(Error::Generic {
+            Some((call, error)) => Err(Error::Generic {
                 store: "millpond",
-                source: format!("an earlier write of this object has failed: {error}").into(),
+                source: format!("an earlier {call} of this object has failed: {error}").into(),
             }),
             None => Ok(()),
         }
@@ -100,12 +103,24 @@ impl Upload {
         }
     }
 
-    async fn close(&mut self) -> Result<object_store::PutResult> {
-        if let Err(error) = self.check_earlier_writes() {
-            // The caller gets the error of the write, which is the cause.
+    /// `None`: an earlier call has ended the upload.
+    async fn close(&mut self) -> Result<Option<object_store::PutResult>> {
+        if let Err(error) = self.check_earlier_calls() {
+            // The caller gets the error of the earlier call, which is the cause.
             let _ = self.abort().await;
             return Err(error);
         }
+        if mem::replace(&mut self.is_ended, true) {
+            return Ok(None);
+        }
+        // As in `write`.
+        self.failed = Some(("close", "it was interrupted".to_owned()));
+        let put = self.put_rest().await;
+        self.failed = put.as_ref().err().map(|error| ("close", error.to_string()));
+        put.map(Some)
+    }
+
+    async fn put_rest(&mut self) -> Result<object_store::PutResult> {
         let rest = mem::take(&mut self.buffer).freeze();
         let Some(parts) = self.parts.take() else {
             let attributes = mem::take(&mut self.attributes);
@@ -117,6 +132,7 @@ impl Upload {
     }
 
     async fn abort(&mut self) -> Result<()> {
+        self.is_ended = true;
         self.buffer.clear();
         match self.parts.take() {
             Some(parts) => parts.abort().await,
@@ -176,17 +192,18 @@ impl ObjectWriter {
         Ok(len)
     }
 
-    /// Completes the object; returns its ETag and version. A second call has no effect.
+    /// Completes the object; returns its ETag and version. After a close or an abort a further call has no effect.
     ///
-    /// After a write that has failed, removes the uploaded parts and raises the error: no object is made.
+    /// After a write that has failed, removes the uploaded parts and raises the error: no object is made. After a close that has
+    /// failed or was interrupted, each further one raises the error.
     fn close(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let upload = self.upload()?;
-        if self.closed.swap(true, Relaxed) {
-            return Ok(py.None());
-        }
+        self.closed.store(true, Relaxed);
         let work = async move {
             let put = upload.lock().await.close().await?;
-            Ok(reply(move |py| Ok(convert::put_result(py, &put)?.unbind())))
+            Ok(reply(move |py| {
+                put.map(|put| Ok(convert::put_result(py, &put)?.unbind())).transpose()
+            }))
         };
         Operation::new(self.name.clone(), work).run(py)
     }

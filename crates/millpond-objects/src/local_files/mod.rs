@@ -1,4 +1,8 @@
-//! A store of local files whose copies are files of their own.
+//! A store of local files: copies are files of their own, writes keep access rights, and lists skip entries that are no objects.
+
+mod calls;
+mod replacement;
+mod walk;
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -12,28 +16,31 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
     CopyMode, CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions,
+    Result,
 };
-use tokio::runtime::Handle;
-use tokio::task::JoinError;
+
+use crate::local_files::calls::wait_for;
 
 /// A cancelled copy ends after so many bytes. Untuned.
 const COPY_STEP_BYTES: u64 = 16 << 20;
-/// A store that removes empty folders may remove a new one again before it has a file. Untuned.
-const FOLDER_TRIES_MAX: u32 = 100;
 
-/// A [`LocalFileSystem`] whose copies are files of their own.
+/// A [`LocalFileSystem`] for directories that other programs use, too.
 ///
-/// `LocalFileSystem` copies by a hard link: a program that writes to one of the two files then changes both, they have one ETag,
-/// and a second copy of the same object leaves a file with another name.
-///
-/// A copy has the permissions of its source. If the source changes during the copy, the copy fails and the target is as before. A future
-/// that is dropped ends its copy within 16 MiB. A copy is not synced, also by a store with `with_fsync`.
+/// - **Copies** are files of their own. `LocalFileSystem` copies by a hard link: a program that writes to one of the two files
+///   then changes both, they have one ETag, and a second copy of the same object leaves a file with another name. A copy has the
+///   permissions of its source. If the source changes during the copy, the copy fails and the target is as before. A future
+///   that is dropped ends its copy within 16 MiB. A copy is not synced, also by a store with `with_fsync`.
+/// - **Writes** over a file keep its permissions, and its owner and group as far as the process may. If it may not, or if the
+///   file has an access control list, its group gets no more than all other users have. A write over a symbolic link is one
+///   over its target.
+/// - **Lists** go on after entries that are no objects: names with control characters or without UTF-8, sockets and
+///   devices, links to nothing, and links to a directory that the link is in. `LocalFileSystem` ends a list at such an entry with an error.
 ///
 /// # Examples
 ///
@@ -51,20 +58,48 @@ const FOLDER_TRIES_MAX: u32 = 100;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct LocalFiles(LocalFileSystem);
+pub struct LocalFiles {
+    files: LocalFileSystem,
+    is_synced: bool,
+}
 
 impl LocalFiles {
     /// The same files.
     #[must_use]
     pub fn new(files: LocalFileSystem) -> LocalFiles {
-        LocalFiles(files)
+        // It offers no other way to find out.
+        let is_synced = format!("{files:?}").contains("fsync: true");
+        LocalFiles { files, is_synced }
+    }
+
+    /// The directory of a prefix.
+    fn folder(&self, prefix: Option<&Path>) -> Result<PathBuf> {
+        let mut folder = self.files.path_to_filesystem(&Path::from("name"))?;
+        folder.pop();
+        let prefix: &str = prefix.map_or("", AsRef::as_ref);
+        // A push of an empty name would add a slash.
+        if !prefix.is_empty() {
+            folder.push(prefix);
+        }
+        Ok(folder)
+    }
+
+    fn list_after(
+        &self,
+        prefix: Option<&Path>,
+        offset: Option<&Path>,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        match self.folder(prefix) {
+            Ok(folder) => walk::list(folder, prefix.cloned().unwrap_or_default(), offset.cloned()),
+            Err(error) => stream::iter([Err(error)]).boxed(),
+        }
     }
 }
 
 /// The same name as that of the `LocalFileSystem`: a server and a disk tier know the store by it.
 impl fmt::Display for LocalFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.files.fmt(f)
     }
 }
 
@@ -76,7 +111,14 @@ impl ObjectStore for LocalFiles {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        self.0.put_opts(location, payload, options).await
+        if options.mode == PutMode::Overwrite && options.attributes.is_empty() {
+            let target = self.files.path_to_filesystem(location)?;
+            let data = payload.clone();
+            if let Some(put) = replacement::put(location, target, data, self.is_synced).await? {
+                return Ok(put);
+            }
+        }
+        self.files.put_opts(location, payload, options).await
     }
 
     async fn put_multipart_opts(
@@ -84,26 +126,34 @@ impl ObjectStore for LocalFiles {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        self.0.put_multipart_opts(location, options).await
+        if options.attributes.is_empty() {
+            let target = self.files.path_to_filesystem(location)?;
+            if let Some(upload) =
+                replacement::begin_upload(location, target, self.is_synced).await?
+            {
+                return Ok(upload);
+            }
+        }
+        self.files.put_multipart_opts(location, options).await
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.0.get_opts(location, options).await
+        self.files.get_opts(location, options).await
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        self.0.get_ranges(location, ranges).await
+        self.files.get_ranges(location, ranges).await
     }
 
     fn delete_stream(
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        self.0.delete_stream(locations)
+        self.files.delete_stream(locations)
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.0.list(prefix)
+        self.list_after(prefix, None)
     }
 
     fn list_with_offset(
@@ -111,25 +161,22 @@ impl ObjectStore for LocalFiles {
         prefix: Option<&Path>,
         offset: &Path,
     ) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.0.list_with_offset(prefix, offset)
+        self.list_after(prefix, Some(offset))
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.0.list_with_delimiter(prefix).await
+        walk::list_folder(self.folder(prefix)?, prefix.cloned().unwrap_or_default()).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         let is_cancelled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&is_cancelled));
-        let (files, from, to) = (self.0.clone(), from.clone(), to.clone());
-        let copy = move || copy(&files, &from, &to, options.mode, &is_cancelled);
-        let Ok(runtime) = Handle::try_current() else { return copy() };
-        let failed = |error: JoinError| Error::Generic { store: crate::NAME, source: error.into() };
-        runtime.spawn_blocking(copy).await.unwrap_or_else(|error| Err(failed(error)))
+        let (files, from, to) = (self.files.clone(), from.clone(), to.clone());
+        wait_for(move || copy(&files, &from, &to, options.mode, &is_cancelled)).await?
     }
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
-        self.0.rename_opts(from, to, options).await
+        self.files.rename_opts(from, to, options).await
     }
 }
 
@@ -198,7 +245,7 @@ fn write_copy(
     mode: CopyMode,
     is_cancelled: &AtomicBool,
 ) -> io::Result<()> {
-    let (staged, file) = stage(target)?;
+    let (staged, file) = replacement::stage(target, 0o666)?;
     let copied = copy_bytes(data, file, is_cancelled).and_then(|()| match mode {
         CopyMode::Overwrite => fs::rename(&staged, target),
         CopyMode::Create => fs::hard_link(&staged, target),
@@ -238,30 +285,6 @@ fn copy_bytes(data: &fs::File, file: fs::File, is_cancelled: &AtomicBool) -> io:
     // SAFETY: the descriptor is this file's, and nothing uses it afterwards.
     unsafe { rustix::io::try_close(file.into_raw_fd()) }?;
     Ok(())
-}
-
-/// A new file beside the target, with a name that lists leave out: a `#`, and then digits alone.
-fn stage(target: &FilePath) -> io::Result<(PathBuf, fs::File)> {
-    let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let plain = name.split('#').next().unwrap_or_default();
-    let (mut number, mut tries) = (0u64, 0);
-    loop {
-        let staged = target.with_file_name(format!("{plain}#{number}"));
-        match OpenOptions::new().write(true).create_new(true).open(&staged) {
-            Ok(file) => return Ok((staged, file)),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-            Err(error) if error.kind() == ErrorKind::NotFound && tries < FOLDER_TRIES_MAX => {
-                tries += 1;
-                let Some(folder) = target.parent() else { return Err(error) };
-                // Something else with the folder's name is no object with the target's.
-                let is_other = |error: &io::Error| error.kind() == ErrorKind::AlreadyExists;
-                fs::create_dir_all(folder).map_err(|error| {
-                    if is_other(&error) { ErrorKind::NotADirectory.into() } else { error }
-                })?;
-            }
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -313,7 +336,7 @@ mod tests {
         let (folder, store) = store();
         for (name, staged) in [("pond", "pond#0"), ("pond#lily", "pond#1"), ("#", "#0")] {
             let target = folder.path().join(name);
-            let (path, _file) = stage(&target).unwrap();
+            let (path, _file) = replacement::stage(&target, 0o600).unwrap();
             assert_eq!(path, folder.path().join(staged));
             assert!(store.head(&Path::from(staged)).await.is_err());
         }
