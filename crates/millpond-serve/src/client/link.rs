@@ -8,6 +8,8 @@
 //!   A message that can't be sent ends the connection, and with it all requests: the server would not reply to this one.
 //! - **LK2** `is_gone` is set under the lock of the pending requests, so no request is added after they have failed.
 //! - **LK3** One receiver at a time takes and delivers messages, so the parts of a reply keep their order.
+//! - **LK4** A child of fork sends nothing, takes no lock and does not end the connection: all of these are its parent's. Its
+//!   requests have no answer, so the store serves its reads until it has attached itself.
 //!
 //! Locks: the buffer of the receivers, then the pending requests. The queue and the list of runtimes are leaf locks.
 
@@ -111,9 +113,15 @@ impl Link {
         self.is_gone.load(Relaxed)
     }
 
-    /// Ends the connection, and with it the thread. Not in a child of fork, whose socket is the parent's.
+    /// Whether this process has connected, and not an ancestor of it.
+    fn is_own(&self) -> bool {
+        self.process == process_number()
+    }
+
+    /// Ends the connection, and with it the thread.
     pub(crate) fn close(&self) {
-        if self.process == process_number() {
+        // LK4.
+        if self.is_own() {
             _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         }
     }
@@ -128,16 +136,24 @@ impl Link {
         request: &Request,
         bytes_max: u64,
     ) -> Result<Answer, Unanswered> {
+        if !self.is_own() {
+            // LK4, before the semaphore.
+            return Err(Unanswered);
+        }
         let _permit = self.in_flight.acquire().await.expect("not closed");
         self.start(request, bytes_max).ok_or(Unanswered)?.1.await.map_err(|_| Unanswered)
     }
 
-    /// Sends a request. Returns its number, and where the answer arrives.
+    /// Sends a request. Returns its number, and where the answer arrives. `None`: the server is gone, the request is too
+    /// long, or this is a child of fork (LK4).
     pub(crate) fn start(
         self: &Arc<Self>,
         request: &Request,
         bytes_max: u64,
     ) -> Option<(u64, oneshot::Receiver<Answer>)> {
+        if !self.is_own() {
+            return None;
+        }
         self.receive_by_runtime();
         self.send_request(request, bytes_max)
     }
@@ -401,7 +417,7 @@ impl RuntimeReceiver {
 
 impl Drop for RuntimeReceiver {
     fn drop(&mut self) {
-        if self.link.process == process_number() {
+        if self.link.is_own() {
             self.link.runtimes().retain(|runtime| *runtime != self.runtime);
             // The thread may have to receive from now on.
             self.link.ring();
