@@ -316,6 +316,21 @@ impl Directory {
         self.end_write(key, &writes);
     }
 
+    /// The same for all objects.
+    pub(crate) fn forget_all(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock().expect("no panic under the lock");
+            // As a write of each object that has a request or a write under way (N1, N4).
+            for writes in shard.writes.values().filter_map(Weak::upgrade) {
+                writes.begun.fetch_add(1, Relaxed);
+                writes.ended.fetch_add(1, Relaxed);
+            }
+            for entry in shard.ring.iter().cloned().collect::<Vec<_>>() {
+                self.remove_entry(&mut shard, &entry);
+            }
+        }
+    }
+
     /// Removes an entry, unless another version has replaced it.
     pub(crate) fn forget_version(&self, entry: &Arc<ObjectEntry>) {
         let mut shard = self.shard(&entry.key);

@@ -184,6 +184,23 @@ impl Link {
         Some((number, answer))
     }
 
+    /// Sends requests and waits for all answers, before the thread watches. Blocks, as long as the server answers.
+    pub(crate) fn ask_at_first(&self, requests: &[Request]) -> io::Result<()> {
+        let gone = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        let sent = requests.iter().map(|request| self.send_request(request, 0).ok_or_else(gone));
+        let answers = sent.collect::<io::Result<Vec<_>>>()?;
+        let mut patience = Patience::default();
+        for (_, mut answer) in answers {
+            while let Err(error) = answer.try_recv() {
+                if error == oneshot::error::TryRecvError::Closed {
+                    return Err(gone());
+                }
+                self.watch_once(&mut patience)?;
+            }
+        }
+        Ok(())
+    }
+
     fn runtimes(&self) -> MutexGuard<'_, Vec<runtime::Id>> {
         self.runtimes.lock().expect("no panic under the lock")
     }
