@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use millpond::internals::shared::{
-    AttachedClient, ClientMemory, SharedCache, SharedClient, SharedFile, SharedReader,
+    AttachedClient, ClientMemory, MemoryChoice, SharedCache, SharedClient, SharedFile, SharedReader,
 };
 use millpond::{Advice, BackendChoice, Engine, Error, File};
 
 use common::own_client::{memory, own_client, pidfd};
-use common::{Random, builder, in_own_process, read_write, scaled, stress_time, temp_dir};
+use common::{Random, builder, in_own_process, read_write, scaled, skip, stress_time, temp_dir};
 
 const PAGE: u64 = 4096;
 /// The bytes of one write, and of one read.
@@ -147,6 +147,29 @@ fn memory_of_no_client_is_refused() {
     rustix::fs::ftruncate(&not_a_cache, 8 << 20).unwrap();
     assert!(SharedClient::map(ClientMemory::create().unwrap(), &not_a_cache).is_err());
     assert!(SharedClient::map(ClientMemory::create().unwrap(), &file).is_err());
+}
+
+/// Incident: a server in a directory of a tmpfs that has no room died by SIGBUS. And an error did not name the directory.
+#[test]
+fn a_directory_without_room_is_refused() {
+    let error = |at: &str, cache_bytes: u64| {
+        let memory = MemoryChoice::Directory(at.into());
+        let built = builder(cache_bytes, BackendChoice::Threads).shared(memory).build();
+        built.map(drop).unwrap_err().to_string()
+    };
+    let nowhere = error("/no/such/directory", 1 << 20);
+    assert!(nowhere.contains("/no/such/directory: No such file"), "{nowhere}");
+    let root = error("/proc", 1 << 20);
+    assert!(root.contains("/proc: not a tmpfs"), "{root}");
+    let shm = rustix::fs::statvfs("/dev/shm").unwrap();
+    let room = shm.f_bavail * shm.f_frsize;
+    let asked = room + (64 << 20);
+    if room == 0 || asked > 1 << 40 {
+        return skip("/dev/shm has no limit");
+    }
+    let full = error("/dev/shm", asked);
+    assert!(full.contains("in /dev/shm: the tmpfs has "), "{full}");
+    assert!(full.contains(&format!("is to have {asked}")), "{full}");
 }
 
 /// Goal: 64 threads of a client read, the next gets no slot, and a slot returns.
