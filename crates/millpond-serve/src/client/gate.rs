@@ -84,11 +84,64 @@ impl Gate {
         if state.has_no_server() {
             state.kept = KeptForgets::default();
         }
-        if !std::mem::replace(&mut state.is_reported, true) {
+        let is_reported = std::mem::replace(&mut state.is_reported, true);
+        // A subscriber may panic, or read by a store of its own.
+        drop(state);
+        if !is_reported {
             tracing::warn!(
                 socket = %socket.display(), %error,
                 "no cache server: reads go to the store itself until one answers"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+
+    struct PanicsAtEvents;
+
+    impl Subscriber for PanicsAtEvents {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, _: &Event<'_>) {
+            panic!("a subscriber that panics");
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// Incident: a subscriber that panicked left a poisoned lock, and each later read that missed panicked.
+    #[test]
+    fn a_subscriber_that_panics_leaves_the_gate_usable() {
+        let gate = Gate::new();
+        let fail = || {
+            let error = io::Error::from(io::ErrorKind::NotFound);
+            gate.fail(Path::new("nowhere"), &error, Duration::from_secs(1));
+        };
+        let failed = tracing::subscriber::with_default(PanicsAtEvents, || {
+            catch_unwind(AssertUnwindSafe(fail))
+        });
+        assert!(failed.is_err());
+        assert!(!gate.is_due());
+        assert_eq!(gate.failure().unwrap().kind(), io::ErrorKind::NotFound);
     }
 }
