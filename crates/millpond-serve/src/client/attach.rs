@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::Guard;
 use millpond::internals::shared::{ClientMemory, SharedClient};
-use millpond_objects::serving::Validity;
+use millpond_objects::serving::{BootTime, Validity};
 use object_store::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::sync::watch;
@@ -239,7 +239,7 @@ fn check_freshness(wanted: Option<Duration>, server_ms: Option<u64>) -> Result<(
 fn attach(parts: &ClientParts, socket: OwnedFd, timeout: Duration) -> io::Result<Attachment> {
     socket::ensure_room(&socket, REQUEST_BYTES_MAX)?;
     let memory = ClientMemory::create()?;
-    let asked = Instant::now();
+    let asked = BootTime::now();
     let own_name = parts.store_name.clone();
     let hello = Hello { version: PROTOCOL_VERSION, store_name: Some(own_name.clone()) };
     let hello = hello.encode().ok_or_else(|| {
