@@ -4,6 +4,7 @@ mod common;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -131,6 +132,40 @@ async fn earlier_writes_reach_a_server_before_it_is_used() {
         assert_eq!(text_at(&reader, path).await, "two");
         assert_eq!(text_at(&writer, path).await, "two");
     }
+}
+
+/// Incident: a runtime without I/O panicked at each read that missed.
+#[test]
+fn a_runtime_without_io_reads_by_the_links_thread() {
+    static PANICS: AtomicU64 = AtomicU64::new(0);
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    let server = TestServer::start(Arc::clone(&store), &socket, Freshness::Immutable);
+    let client = SharedStore::new(store, &socket);
+    let previous = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if info.to_string().contains("IO is disabled") {
+            PANICS.fetch_add(1, Relaxed);
+        } else {
+            previous(info);
+        }
+    }));
+    runtime.block_on(async {
+        for number in 0..20 {
+            let path = Path::from(format!("pond/{number}"));
+            far.store.put(&path, "water".into()).await.unwrap();
+            // By a task, so on a thread of the runtime.
+            let client = client.clone();
+            let reading = tokio::spawn(async move { client.get_range(&path, 0..5).await });
+            assert_eq!(reading.await.unwrap().unwrap(), "water");
+        }
+    });
+    let (panics, stats) = (PANICS.load(Relaxed), client.stats());
+    assert_eq!((stats.requests, stats.fallbacks), (20, 0), "{stats:?}");
+    // One panic says that the runtime has no I/O.
+    assert!(panics <= 1, "{panics} panics");
+    drop(server);
 }
 
 /// Goal: a new client hits objects that are cached, without a request for each.

@@ -1,7 +1,8 @@
 //! The socket to a server, and the requests that wait for its replies.
 //!
 //! A task of each multi-threaded runtime that asks receives, as a reply then wakes one thread and not two. A thread
-//! watches the connection, and receives for all others: a runtime of one thread may not be driven while another waits. It
+//! watches the connection, and receives for all others: a runtime of one thread may not be driven while another waits, and one
+//! without I/O has no way to receive. It
 //! sleeps without a timer while no request is in flight. While requests are, it asks a silent server for a sign of life.
 //!
 //! - **LK1** A message is sent whole or queued: the socket keeps message boundaries. The thread sends the queue. Messages keep their order.
@@ -69,6 +70,15 @@ struct Patience {
     received: u64,
 }
 
+/// The multi-threaded runtimes that have asked.
+#[derive(Default)]
+struct Runtimes {
+    /// They have a receiver.
+    receiving: Vec<runtime::Id>,
+    /// They can't receive: they were built without I/O, which shows by a panic only.
+    without_io: Vec<runtime::Id>,
+}
+
 pub(crate) struct Link {
     socket: OwnedFd,
     /// Wakes the thread while it rests.
@@ -80,8 +90,7 @@ pub(crate) struct Link {
     unsent: Mutex<VecDeque<Vec<u8>>>,
     /// LK3.
     buffer: Mutex<Vec<u8>>,
-    /// The runtimes that have a receiver.
-    runtimes: Mutex<Vec<runtime::Id>>,
+    runtimes: Mutex<Runtimes>,
     in_flight: Semaphore,
     last_number: AtomicU64,
     /// Messages received, by any receiver. Relaxed: a count.
@@ -201,7 +210,7 @@ impl Link {
         Ok(())
     }
 
-    fn runtimes(&self) -> MutexGuard<'_, Vec<runtime::Id>> {
+    fn runtimes(&self) -> MutexGuard<'_, Runtimes> {
         self.runtimes.lock().expect("no panic under the lock")
     }
 
@@ -212,13 +221,14 @@ impl Link {
             return;
         }
         let mut runtimes = self.runtimes();
-        if runtimes.contains(&runtime.id()) {
+        let id = runtime.id();
+        if runtimes.receiving.contains(&id) || runtimes.without_io.contains(&id) {
             return;
         }
         let Ok(socket) = self.socket.try_clone() else { return };
-        runtimes.push(runtime.id());
+        runtimes.receiving.push(id);
         drop(runtimes);
-        let receiver = RuntimeReceiver { link: Arc::clone(self), runtime: runtime.id() };
+        let receiver = RuntimeReceiver { link: Arc::clone(self), runtime: id };
         runtime.spawn(receiver.receive_all(socket));
     }
 
@@ -292,7 +302,7 @@ impl Link {
         let mut wanted = PollFlags::empty();
         wanted.set(PollFlags::OUT, has_unsent);
         // Also beside a runtime that does not deliver.
-        wanted.set(PollFlags::IN, patience.has_asked || self.runtimes().is_empty());
+        wanted.set(PollFlags::IN, patience.has_asked || self.runtimes().receiving.is_empty());
         let mut events =
             [PollFd::new(&self.socket, wanted), PollFd::new(&self.bell, PollFlags::IN)];
         let silence = Timespec { tv_sec: SILENCE.as_secs() as i64, tv_nsec: 0 };
@@ -435,7 +445,12 @@ impl RuntimeReceiver {
 impl Drop for RuntimeReceiver {
     fn drop(&mut self) {
         if self.link.is_own() {
-            self.link.runtimes().retain(|runtime| *runtime != self.runtime);
+            let mut runtimes = self.link.runtimes();
+            runtimes.receiving.retain(|runtime| *runtime != self.runtime);
+            if std::thread::panicking() {
+                runtimes.without_io.push(self.runtime);
+            }
+            drop(runtimes);
             // The thread may have to receive from now on.
             self.link.ring();
         }
