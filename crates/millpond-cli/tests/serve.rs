@@ -55,7 +55,8 @@ fn each_wrong_setting_has_an_error() {
     of(&["--freshness", "0s"], 2, "neither immutable");
     of(&["--freshness", "soon"], 2, "neither immutable");
     of(&["--shared-memory", "big"], 2, "neither auto");
-    of(&["--shared-memory", "/proc"], 2, "not a tmpfs");
+    of(&["--shared-memory", "/proc"], 2, "/proc: not a tmpfs");
+    of(&["--shared-memory", "/no/such/directory"], 2, "/no/such/directory: No such file");
     of(&["--disk", "/tmp/x", "y"], 2, "--disk");
     of(&["--log", "loud"], 2, "neither off, error");
     of(&["--socket", &in_open], 1, "mode 777");

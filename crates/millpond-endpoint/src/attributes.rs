@@ -1,5 +1,7 @@
 //! Metadata of objects: S3's headers and `object_store`'s attributes.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use object_store::{Attribute, Attributes, TagSet};
 use s3s::dto::{Metadata, StorageClass, Timestamp};
 use s3s::{S3Result, s3_error};
@@ -105,8 +107,15 @@ pub(crate) fn tags_of(header: Option<&str>) -> S3Result<TagSet> {
     Ok(tags)
 }
 
-pub(crate) fn timestamp(time: impl Into<std::time::SystemTime>) -> Timestamp {
-    Timestamp::from(time.into())
+/// From the start of year 0, in seconds before 1970, to the end of year 9999: formats of S3 have four digits. Local files may
+/// have any time.
+const TIMES: (u64, u64) = (62_167_219_200, 253_402_300_799);
+
+/// The time, or the nearest one that has a format.
+pub(crate) fn timestamp(time: impl Into<SystemTime>) -> Timestamp {
+    let least = UNIX_EPOCH - Duration::from_secs(TIMES.0);
+    let most = UNIX_EPOCH + Duration::from_secs(TIMES.1);
+    Timestamp::from(time.into().clamp(least, most))
 }
 
 #[cfg(test)]
@@ -114,6 +123,7 @@ mod tests {
     use std::sync::Arc;
 
     use object_store::memory::InMemory;
+    use s3s::dto::TimestampFormat;
 
     use super::*;
 
@@ -138,6 +148,22 @@ mod tests {
         drops.drops_metadata = true;
         let headers = MetadataHeaders { content_type: Some("a/b".into()), ..Default::default() };
         assert!(headers.into_attributes(&drops).is_empty());
+    }
+
+    #[test]
+    fn times_have_a_format() {
+        let text = |seconds: i64| {
+            let time = Duration::from_secs(seconds.unsigned_abs());
+            let time = if seconds < 0 { UNIX_EPOCH - time } else { UNIX_EPOCH + time };
+            let mut text = Vec::new();
+            timestamp(time).format(TimestampFormat::DateTime, &mut text).unwrap();
+            timestamp(time).format(TimestampFormat::HttpDate, &mut Vec::new()).unwrap();
+            String::from_utf8(text).unwrap()
+        };
+        assert_eq!(text(0), "1970-01-01T00:00:00.000Z");
+        for (seconds, year) in [(300_000_000_000, "9999-12-31"), (-300_000_000_000, "0000-01-01")] {
+            assert!(text(seconds).starts_with(year), "{}", text(seconds));
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::body::{Pieces, upload_body};
 use crate::bucket::{Bucket as StoreBucket, path_of};
 use crate::failures::{failure, refuse, unsupported_key, write_failure};
 use crate::gateway::Gateway;
-use crate::memory::{PARTS, UploadMemory};
+use crate::memory::{PARTS, ReservedMemory, UploadMemory};
 
 /// S3's limit of PutObject.
 pub(crate) const PUT_BYTES_MAX: u64 = 5 << 30;
@@ -98,14 +98,15 @@ impl PartWriter {
         Ok(())
     }
 
-    async fn finish(mut self) -> object_store::Result<PutResult> {
-        match self.0.take() {
-            Some(writer) => writer.finish().await,
-            None => Err(object_store::Error::Generic {
-                store: "endpoint",
-                source: "already ended".into(),
-            }),
-        }
+    async fn finish(mut self, reserved: ReservedMemory) -> object_store::Result<PutResult> {
+        let failed = |source| object_store::Error::Generic { store: "endpoint", source };
+        let writer = self.0.take().ok_or_else(|| failed("already ended".into()))?;
+        // A task of its own: it goes on if the client goes away. It aborts the upload if the end fails.
+        let ending = tokio::spawn(async move {
+            let _reserved = reserved;
+            writer.finish().await
+        });
+        ending.await.map_err(|error| failed(error.into()))?
     }
 }
 
@@ -155,7 +156,7 @@ pub(crate) async fn write_object(
         _ if conditional => single,
         _ => PARTS * part,
     };
-    let _reserved = memory.reserve(needed.saturating_add(source.held_bytes())).await;
+    let reserved = memory.reserve(needed.saturating_add(source.held_bytes())).await;
     let (first, ended) = source.piece(single).await?;
     if ended {
         source.verify()?;
@@ -178,7 +179,7 @@ pub(crate) async fn write_object(
         piece = source.piece(part).await?;
     }
     source.verify()?;
-    writer.finish().await.map_err(write_failure)
+    writer.finish(reserved).await.map_err(write_failure)
 }
 
 impl Gateway {
@@ -242,8 +243,18 @@ async fn directory_marker(
 mod tests {
     use std::sync::Arc;
 
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use async_trait::async_trait;
     use futures_util::FutureExt;
+    use futures_util::stream::BoxStream;
     use object_store::memory::InMemory;
+    use object_store::{
+        CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+        ObjectStoreExt, Result, UploadPart,
+    };
+    use tokio::sync::Notify;
 
     use super::*;
 
@@ -285,5 +296,141 @@ mod tests {
         let mut body = HeldBody { memory: Arc::clone(&memory), left: 36 << 20 };
         let (resources, path) = ((&*memory, &limits), Path::from("pond"));
         write_object(resources, &bucket, &path, &mut body, Some(1 << 20), object).await.unwrap();
+    }
+
+    /// A store whose uploads end when the test lets them.
+    #[derive(Debug, Default)]
+    struct SlowEnd {
+        store: InMemory,
+        has_begun: Arc<Notify>,
+        may_end: Arc<Notify>,
+        is_aborted: Arc<AtomicBool>,
+    }
+
+    impl std::fmt::Display for SlowEnd {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("slow end")
+        }
+    }
+
+    #[derive(Debug)]
+    struct SlowUpload {
+        upload: Box<dyn MultipartUpload>,
+        has_begun: Arc<Notify>,
+        may_end: Arc<Notify>,
+        is_aborted: Arc<AtomicBool>,
+    }
+
+    #[async_trait]
+    impl MultipartUpload for SlowUpload {
+        fn put_part(&mut self, data: PutPayload) -> UploadPart {
+            self.upload.put_part(data)
+        }
+
+        async fn complete(&mut self) -> Result<PutResult> {
+            self.has_begun.notify_one();
+            self.may_end.notified().await;
+            self.upload.complete().await
+        }
+
+        async fn abort(&mut self) -> Result<()> {
+            self.is_aborted.store(true, SeqCst);
+            self.upload.abort().await
+        }
+    }
+
+    #[async_trait]
+    impl ObjectStore for SlowEnd {
+        async fn put_opts(
+            &self,
+            at: &Path,
+            bytes: PutPayload,
+            options: PutOptions,
+        ) -> Result<PutResult> {
+            self.store.put_opts(at, bytes, options).await
+        }
+
+        async fn put_multipart_opts(
+            &self,
+            at: &Path,
+            options: PutMultipartOptions,
+        ) -> Result<Box<dyn MultipartUpload>> {
+            Ok(Box::new(SlowUpload {
+                upload: self.store.put_multipart_opts(at, options).await?,
+                has_begun: Arc::clone(&self.has_begun),
+                may_end: Arc::clone(&self.may_end),
+                is_aborted: Arc::clone(&self.is_aborted),
+            }))
+        }
+
+        async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+            self.store.get_opts(at, options).await
+        }
+
+        fn delete_stream(
+            &self,
+            locations: BoxStream<'static, Result<Path>>,
+        ) -> BoxStream<'static, Result<Path>> {
+            self.store.delete_stream(locations)
+        }
+
+        fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+            self.store.list(prefix)
+        }
+
+        async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+            self.store.list_with_delimiter(prefix).await
+        }
+
+        async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+            self.store.copy_opts(from, to, options).await
+        }
+    }
+
+    /// So many more pieces.
+    struct PiecesLeft(u32);
+
+    impl Pieces for PiecesLeft {
+        async fn piece(&mut self, bytes: usize) -> S3Result<(Bytes, bool)> {
+            self.0 -= 1;
+            Ok((vec![7; bytes].into(), self.0 == 0))
+        }
+
+        fn held_bytes(&self) -> usize {
+            0
+        }
+
+        fn verify(&mut self) -> S3Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Incident: an upload whose client went away while the store completed it was neither ended nor aborted.
+    #[tokio::test]
+    async fn an_upload_ends_without_its_client() {
+        let limits = Limits { part_bytes: 1 << 20, ..Limits::default() };
+        let memory = Arc::new(UploadMemory::new(&limits));
+        let store = Arc::new(SlowEnd::default());
+        let (begun, may_end) = (Arc::clone(&store.has_begun), Arc::clone(&store.may_end));
+        let bucket = StoreBucket::new(store.clone());
+        let (mode, attributes) = (PutMode::Overwrite, Attributes::new());
+        let object = NewObject { mode, attributes, tags: TagSet::default() };
+        let (path, mut body) = (Path::from("pond"), PiecesLeft(3));
+        {
+            let resources = (&*memory, &limits);
+            let writing = write_object(resources, &bucket, &path, &mut body, None, object);
+            tokio::select! {
+                written = writing => panic!("{written:?}"),
+                () = begun.notified() => {}
+            }
+        }
+        may_end.notify_one();
+        for _ in 0..1000 {
+            if store.is_aborted.load(SeqCst) || store.store.head(&path).await.is_ok() {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        panic!("the upload was neither ended nor aborted");
     }
 }

@@ -550,3 +550,21 @@ async fn conditions_on_the_target_of_a_copy_are_refused() {
     }
     assert_eq!(running.request(Method::GET, "empty").send().await.body, "");
 }
+
+/// Incident: a local file of a time beyond the year 9999 made the list of its bucket panic. Few file systems have such times.
+#[tokio::test]
+async fn a_file_of_the_far_future_is_listed() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = std::fs::File::create(dir.path().join("pond")).unwrap();
+    let times = std::time::UNIX_EPOCH + std::time::Duration::from_secs(300_000_000_000);
+    file.set_modified(times).unwrap();
+    assert_eq!(file.metadata().unwrap().modified().unwrap(), times, "/dev/shm is a tmpfs");
+    let store = LocalFileSystem::new_with_prefix(dir.path()).unwrap();
+    let running = Running::start_with(Arc::new(store), |builder| builder);
+    let client = running.client();
+    let listed = client.list_with_delimiter(None).await.unwrap();
+    let names: Vec<_> = listed.objects.iter().map(|meta| meta.location.to_string()).collect();
+    assert_eq!(names, ["pond"]);
+    let head = running.request(Method::HEAD, "pond").send().await;
+    assert_eq!((head.status.as_u16(), head.header("last-modified").contains("9999")), (200, true));
+}

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use foldhash::quality::RandomState;
-use object_store::{Attributes, ObjectMeta};
+use object_store::{Attribute, AttributeValue, Attributes, ObjectMeta};
 
 use crate::allocation::Allocation;
 #[cfg(feature = "shared")]
@@ -41,6 +41,8 @@ const RING_REMOVED_MAX: usize = 16;
 const WRITES_LEN_MIN: usize = 16;
 /// Memory of an entry besides its strings: the entry, its slots in map and ring, the allocator's overhead.
 const ENTRY_BYTES: u64 = 128 + size_of::<ObjectEntry>() as u64;
+/// Memory of an attribute besides its strings.
+const ATTRIBUTE_BYTES: usize = 128;
 
 /// One version of an object.
 #[derive(Debug)]
@@ -123,7 +125,11 @@ impl ObjectEntry {
     fn bytes(&self) -> u64 {
         let tag = |tag: &Option<String>| tag.as_ref().map_or(0, String::len);
         let strings = self.key.len() * 3 + tag(&self.meta.e_tag) + tag(&self.meta.version);
-        let attributes = self.attributes.len() * 128;
+        let of_attribute = |(name, value): (&Attribute, &AttributeValue)| {
+            let name = if let Attribute::Metadata(name) = name { name.len() } else { 0 };
+            ATTRIBUTE_BYTES + name + value.len()
+        };
+        let attributes: usize = self.attributes.iter().map(of_attribute).sum();
         ENTRY_BYTES + (strings + attributes) as u64
     }
 }
@@ -314,6 +320,21 @@ impl Directory {
     pub(crate) fn forget(&self, key: &str) {
         let writes = self.begin_write(key);
         self.end_write(key, &writes);
+    }
+
+    /// The same for all objects.
+    pub(crate) fn forget_all(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock().expect("no panic under the lock");
+            // As a write of each object that has a request or a write under way (N1, N4).
+            for writes in shard.writes.values().filter_map(Weak::upgrade) {
+                writes.begun.fetch_add(1, Relaxed);
+                writes.ended.fetch_add(1, Relaxed);
+            }
+            for entry in shard.ring.iter().cloned().collect::<Vec<_>>() {
+                self.remove_entry(&mut shard, &entry);
+            }
+        }
     }
 
     /// Removes an entry, unless another version has replaced it.

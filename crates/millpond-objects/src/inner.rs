@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use millpond::Engine;
 use millpond::blob::Fill;
 use object_store::{GetResult, ObjectStore};
 
 use crate::allocation::BlobAllocator;
+use crate::boot_time::BootTime;
 use crate::cacheable::CacheableReads;
 use crate::directory::{Directory, ObjectEntry, Stamp, is_unversioned};
 use crate::disk::DiskTier;
@@ -46,7 +46,7 @@ pub(crate) struct Inner {
     pub(crate) tier: Option<DiskTier>,
     #[cfg(feature = "shared")]
     pub(crate) shared: Option<SharedParts>,
-    began: Instant,
+    began: BootTime,
 }
 
 impl Inner {
@@ -70,7 +70,7 @@ impl Inner {
             tier,
             #[cfg(feature = "shared")]
             shared: None,
-            began: Instant::now(),
+            began: BootTime::now(),
         }
     }
 

@@ -54,6 +54,7 @@ extern crate object_store_0_13 as object_store;
 
 mod allocation;
 mod body;
+mod boot_time;
 mod cacheable;
 mod directory;
 mod disk;

@@ -23,6 +23,7 @@ use crate::stats::MoreLines;
 use crate::store::{CachedStore, WriteScope, is_plain_read};
 use crate::validity::{SLOT_BYTES, ValidityTable};
 
+pub use crate::boot_time::BootTime;
 pub use crate::cacheable::CacheableReads;
 pub use crate::validity::Validity;
 

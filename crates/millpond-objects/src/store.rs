@@ -194,6 +194,31 @@ impl CachedStore {
         self.inner.directory.forget(location.as_ref());
     }
 
+    /// The same for all objects. Pages of a disk tier stay, as they are used for the version that the store names.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use millpond_objects::{CachedStore, Freshness};
+    /// # use object_store::{ObjectStoreExt, memory::InMemory, path::Path};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let remote = Arc::new(InMemory::new());
+    /// let cached = CachedStore::builder(remote.clone()).freshness(Freshness::Immutable).build()?;
+    /// let pond = Path::from("pond");
+    /// remote.put(&pond, "water".into()).await?;
+    /// assert_eq!(cached.get(&pond).await?.bytes().await?, "water");
+    /// // By another program.
+    /// remote.put(&pond, "lilies".into()).await?;
+    /// cached.forget_all();
+    /// assert_eq!(cached.get(&pond).await?.bytes().await?, "lilies");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn forget_all(&self) {
+        self.inner.directory.forget_all();
+    }
+
     /// Closes the locks of directories that a child of `fork` has inherited. Without this call the directory of a disk tier stays
     /// locked until the child ends. A child calls it first, beside [`millpond::Engine::forget_parent`].
     ///

@@ -10,8 +10,11 @@ use common::{Far, bounded, content};
 use futures_util::future::{join_all, try_join_all};
 use futures_util::{StreamExt, TryStreamExt};
 use millpond_objects::{Builder, CachedStore, Freshness};
+use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt};
+use object_store::{
+    Attribute, Attributes, Error, GetOptions, ObjectStore, ObjectStoreExt, PutOptions,
+};
 
 const PAGE: u64 = 4096;
 
@@ -415,4 +418,25 @@ fn a_stopped_runtime_blocks_no_other_reader() {
     }
     let got = first.block_on(store.get_range(&path, 50_000..50_010)).unwrap();
     assert_eq!(got, bytes[50_000..50_010]);
+}
+
+/// Incident: attributes of any length counted 128 bytes each, so objects with long ones exceeded the limit of memory.
+#[tokio::test]
+async fn attributes_are_within_the_memory_limit() {
+    const VALUE_BYTES: u64 = 8 << 10;
+    let far = Arc::new(InMemory::new());
+    let store = CachedStore::builder(far.clone()).page_bytes(4096).memory_bytes(16 << 20);
+    let store = store.freshness(Freshness::Immutable).build().unwrap();
+    for number in 0..300 {
+        let path = Path::from(format!("pond/{number}"));
+        let mut attributes = Attributes::new();
+        let value = "x".repeat(VALUE_BYTES as usize);
+        attributes.insert(Attribute::Metadata("note".into()), value.into());
+        let options = PutOptions { attributes, ..PutOptions::default() };
+        far.put_opts(&path, "water".into(), options).await.unwrap();
+        store.get_range(&path, 0..5).await.unwrap();
+    }
+    // A sixteenth of the memory is for entries.
+    let held = store.stats().objects * VALUE_BYTES;
+    assert!((1..=1 << 20).contains(&held), "{held} bytes of attributes");
 }

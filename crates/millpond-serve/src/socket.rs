@@ -192,12 +192,10 @@ pub(crate) fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     // Relaxed: numbers that differ.
     let number = NUMBER.fetch_add(1, Relaxed);
-    let hidden = directory.join(format!(".millpond-serve-{}-{number}", std::process::id()));
+    let hidden_name = format!(".millpond-serve-{}-{number}", std::process::id());
+    let hidden = directory.join(&hidden_name);
     _ = std::fs::remove_file(&hidden);
-    let bound = SocketAddrUnix::new(&hidden)
-        .map_err(io::Error::from)
-        .and_then(|hidden| Ok(rustix::net::bind(&socket, &hidden)?));
-    let placed = bound.and_then(|()| {
+    let placed = bind_in(&socket, directory, &hidden_name).and_then(|()| {
         std::fs::set_permissions(&hidden, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
         rustix::net::listen(&socket, BACKLOG)?;
         std::fs::rename(&hidden, path)?;
@@ -209,6 +207,17 @@ pub(crate) fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
         _ = std::fs::remove_file(&hidden);
     }
     Ok((socket, placed?))
+}
+
+/// Binds a socket to a name in a directory. The path may be longer than an address, and the name is longer than the socket's own.
+fn bind_in(socket: &OwnedFd, directory: &Path, name: &str) -> io::Result<()> {
+    if let Ok(address) = SocketAddrUnix::new(directory.join(name)) {
+        return Ok(rustix::net::bind(socket, &address)?);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(directory, flags, Mode::empty())?;
+    let path = format!("/proc/self/fd/{}/{name}", opened.as_raw_fd());
+    Ok(rustix::net::bind(socket, &SocketAddrUnix::new(path)?)?)
 }
 
 /// The directory belongs to the user, or root, and no other user may replace its files.
@@ -432,6 +441,23 @@ mod tests {
         drop(file);
         let names = std::fs::read_dir(dir.path()).unwrap().count();
         assert_eq!(names, 2, "the socket and its lock");
+    }
+
+    /// Incident: a path that has room in an address failed with "File name too long", as the socket's first name is longer.
+    #[test]
+    fn the_longest_path_has_a_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let room = 108 - dir.path().as_os_str().len() - "/".len() - "/s".len();
+        let path = dir.path().join("d".repeat(room)).join("s");
+        assert_eq!(path.as_os_str().len(), 108);
+        let (_socket, file) = listen(&path).unwrap();
+        connect(&path).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        let names = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
+        assert_eq!(names, 2, "the socket and its lock");
+        drop(file);
+        let error = listen(&path.with_file_name("of")).unwrap_err().to_string();
+        assert!(error.contains("too long"), "{error}");
     }
 
     #[test]

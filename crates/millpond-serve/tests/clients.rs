@@ -2,7 +2,9 @@
 
 mod common;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -10,7 +12,8 @@ use futures_util::{StreamExt, TryStreamExt};
 use millpond_objects::Freshness;
 use millpond_serve::SharedStore;
 use object_store::path::Path;
-use object_store::{Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+use object_store::{Error, GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
 use common::{Far, TestServer, content, temp_dir, wait_until};
 
@@ -65,6 +68,104 @@ async fn clients_share_what_one_has_read() {
         assert!(Instant::now() < until, "the clients are gone for a second");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// A socket that takes connections and sends nothing.
+fn silent_listener(path: &std::path::Path) -> OwnedFd {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 64).unwrap();
+    socket
+}
+
+async fn text_at(store: &SharedStore, path: &Path) -> bytes::Bytes {
+    store.get(path).await.unwrap().bytes().await.unwrap()
+}
+
+/// Incident: a write between two attempts to attach sent no message, so later reads returned the old version.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_reaches_a_server_that_has_replaced_a_silent_one() {
+    let (dir, (_, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let silent = silent_listener(&socket);
+    let [writer, reader] = [0; 2].map(|_| SharedStore::new(Arc::clone(&store), &socket));
+    let path = Path::from("pond");
+    store.put(&path, "one".into()).await.unwrap();
+    assert!(!writer.attach().await);
+    let failure = writer.attach_failure().unwrap();
+    assert_eq!(failure.kind(), std::io::ErrorKind::TimedOut, "{failure}");
+    std::fs::remove_file(&socket).unwrap();
+    drop(silent);
+    let _server = TestServer::start(Arc::clone(&store), &socket, Freshness::Immutable);
+    assert_eq!(text_at(&reader, &path).await, "one");
+    writer.put(&path, "two".into()).await.unwrap();
+    assert_eq!(text_at(&reader, &path).await, "two");
+    assert_eq!(text_at(&writer, &path).await, "two");
+    assert_eq!((writer.is_attached(), reader.stats().fallbacks), (true, 0));
+}
+
+/// Goal: a server receives the names of earlier writes before their client reads by it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn earlier_writes_reach_a_server_before_it_is_used() {
+    let (dir, (_, store)) = (temp_dir(), far());
+    let [live, used] = ["live", "used"].map(|name| dir.path().join(name));
+    let _silent = silent_listener(&used);
+    let _server = TestServer::start(Arc::clone(&store), &live, Freshness::Immutable);
+    let reader = SharedStore::new(Arc::clone(&store), &live);
+    let writer = SharedStore::new(Arc::clone(&store), &used);
+    let [path, dropped] = ["pond", "lake"].map(Path::from);
+    for path in [&path, &dropped] {
+        store.put(path, "one".into()).await.unwrap();
+        assert_eq!(text_at(&reader, path).await, "one");
+    }
+    writer.put(&path, "two".into()).await.unwrap();
+    let mut upload = writer.put_multipart(&dropped).await.unwrap();
+    upload.put_part("two".into()).await.unwrap();
+    upload.complete().await.unwrap();
+    drop(upload);
+    assert!(!writer.is_attached());
+    // As a server that is slow, and then goes on.
+    std::fs::rename(&live, &used).unwrap();
+    writer.forget(&Path::from("another")).await;
+    assert!(writer.is_attached());
+    for path in [&path, &dropped] {
+        assert_eq!(text_at(&reader, path).await, "two");
+        assert_eq!(text_at(&writer, path).await, "two");
+    }
+}
+
+/// Incident: a runtime without I/O panicked at each read that missed.
+#[test]
+fn a_runtime_without_io_reads_by_the_links_thread() {
+    static PANICS: AtomicU64 = AtomicU64::new(0);
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    let server = TestServer::start(Arc::clone(&store), &socket, Freshness::Immutable);
+    let client = SharedStore::new(store, &socket);
+    let previous = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if info.to_string().contains("IO is disabled") {
+            PANICS.fetch_add(1, Relaxed);
+        } else {
+            previous(info);
+        }
+    }));
+    runtime.block_on(async {
+        for number in 0..20 {
+            let path = Path::from(format!("pond/{number}"));
+            far.store.put(&path, "water".into()).await.unwrap();
+            // By a task, so on a thread of the runtime.
+            let client = client.clone();
+            let reading = tokio::spawn(async move { client.get_range(&path, 0..5).await });
+            assert_eq!(reading.await.unwrap().unwrap(), "water");
+        }
+    });
+    let (panics, stats) = (PANICS.load(Relaxed), client.stats());
+    assert_eq!((stats.requests, stats.fallbacks), (20, 0), "{stats:?}");
+    // One panic says that the runtime has no I/O.
+    assert!(panics <= 1, "{panics} panics");
+    drop(server);
 }
 
 /// Goal: a new client hits objects that are cached, without a request for each.

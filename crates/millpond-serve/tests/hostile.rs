@@ -95,9 +95,17 @@ fn peers_without_a_right_greeting_are_refused() {
     let (dir, (_, store, _)) = (temp_dir(), far_with(100));
     let path = dir.path().join("socket");
     let server = TestServer::start(store, &path, Freshness::Immutable);
-    let socket = connect(&path);
-    hello(&socket, PROTOCOL_VERSION + 1, &[]);
-    is_refused(&socket, "version");
+    // Version 3 had client memory of two lengths.
+    for version in [3, PROTOCOL_VERSION + 1] {
+        let socket = connect(&path);
+        hello(&socket, version, &[]);
+        is_refused(
+            &socket,
+            &format!(
+                "version {PROTOCOL_VERSION} of the protocol, and the client version {version}"
+            ),
+        );
+    }
     let socket = connect(&path);
     hello(&socket, PROTOCOL_VERSION, &[]);
     is_refused(&socket, "0 descriptors");
@@ -121,7 +129,7 @@ fn peers_without_a_right_greeting_are_refused() {
     let socket = connect(&path);
     send(&socket, &[7; HELLO_BYTES_MAX + 1]).unwrap();
     assert!(receive(&socket).is_empty(), "too long");
-    wait_until(Duration::from_secs(5), "all are counted", || server.handle.refused() == 8);
+    wait_until(Duration::from_secs(5), "all are counted", || server.handle.refused() == 9);
     assert_eq!((server.handle.attached(), server.handle.clients()), (0, 0));
 }
 

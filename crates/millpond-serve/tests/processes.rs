@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt, TryStreamExt};
 use millpond_objects::{CachedStore, Freshness};
 use millpond_serve::{ClientStats, MemoryChoice, Server, SharedStore};
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -556,4 +556,56 @@ fn children_of_fork_attach_themselves() {
     assert!(client.0.wait().unwrap().success());
     wait_until(Duration::from_secs(1), "no client is left", || server.handle.clients() == 0);
     assert_eq!(server.handle.attached(), 6);
+}
+
+/// Incident: the child sent the requests of a body of its parent over the parent's socket. The child waited without end, and
+/// the parent returned bytes of another object.
+#[test]
+fn a_child_of_fork_finishes_a_body_of_its_parent() {
+    const TEST: &str = "a_child_of_fork_finishes_a_body_of_its_parent";
+    const LONG: u64 = 16 << 20;
+    if let Some((_, dir)) = role_in(TEST) {
+        let (client, _) = client_in(&dir, Duration::ZERO);
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let parents = runtime().unwrap();
+        let mut body = parents.block_on(async {
+            let mut body = client.get(&name_of(3)).await.unwrap().into_stream();
+            assert!(!body.next().await.unwrap().unwrap().is_empty());
+            body
+        });
+        let status = status_of_child(|| {
+            // SAFETY: the signal ends the child.
+            unsafe { libc::alarm(10) };
+            let rest: Vec<_> = runtime().unwrap().block_on(body.by_ref().try_collect()).unwrap();
+            let bytes = rest.concat();
+            let is_long = bytes.len() as u64 > LONG / 2;
+            i32::from(!(is_long && version_in(&bytes, 3) == 1))
+        });
+        assert_eq!(status, 0);
+        parents.block_on(async {
+            for object in [4, 5] {
+                let read = client.get_range(&name_of(object), 0..100_000).await.unwrap();
+                assert_eq!(version_in(&read, object), 1);
+            }
+            let rest: Vec<_> = body.try_collect().await.unwrap();
+            version_in(&rest.concat(), 3);
+        });
+        let stats = client.stats();
+        assert_eq!((stats.attaches, stats.fallbacks), (1, 0), "{stats:?}");
+        return;
+    }
+    let dir = temp_dir();
+    let disk = SharedDisk::open(dir.path(), Duration::ZERO);
+    block_on(async {
+        disk.put(&name_of(3), words_of(3, 1, LONG).into()).await.unwrap();
+        for object in [4, 5] {
+            put(&*disk, object, 1).await;
+        }
+    });
+    let _server = TestServer::start(disk, &dir.path().join("socket"), Freshness::Immutable);
+    let mut client = Killed(start_role(TEST, "client", dir.path()));
+    wait_until(Duration::from_secs(30), "the client has ended", || {
+        client.0.try_wait().unwrap().is_some()
+    });
+    assert!(client.0.wait().unwrap().success());
 }

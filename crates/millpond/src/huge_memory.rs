@@ -79,7 +79,11 @@ pub(crate) fn create_file(
 ) -> io::Result<(OwnedFd, MemoryKind)> {
     match choice {
         MemoryChoice::Directory(at) => {
-            let file = on_tmpfs(at, bytes)?;
+            let named = |error: io::Error| {
+                let what = format!("the shared memory in {}: {error}", at.display());
+                io::Error::new(error.kind(), what)
+            };
+            let file = in_directory(at, bytes, limit_bytes).map_err(named)?;
             let is_huge =
                 huge_mounts().is_some_and(|all| all.iter().any(|one| at.starts_with(one)));
             let kind = if is_huge { MemoryKind::TmpfsHuge(at.clone()) } else { MemoryKind::Small };
@@ -87,10 +91,7 @@ pub(crate) fn create_file(
         }
         MemoryChoice::Auto if memfds_may_be_huge() => Ok((memfd(bytes)?, MemoryKind::ShmemHuge)),
         MemoryChoice::Auto => {
-            // The mount has a limit of its own, beyond which a store would be a SIGBUS.
-            let has_room = |at: &PathBuf| {
-                rustix::fs::statvfs(at).is_ok_and(|is| is.f_bavail * is.f_frsize > limit_bytes)
-            };
+            let has_room = |at: &PathBuf| room_in(at).is_ok_and(|room| room > limit_bytes);
             for at in huge_mounts().unwrap_or_default().into_iter().filter(has_room) {
                 if let Ok(file) = on_tmpfs(&at, bytes) {
                     return Ok((file, MemoryKind::TmpfsHuge(at)));
@@ -112,10 +113,30 @@ fn memfd(bytes: u64) -> io::Result<OwnedFd> {
     Ok(memory)
 }
 
+fn in_directory(at: &Path, bytes: u64, limit_bytes: u64) -> io::Result<OwnedFd> {
+    let file = on_tmpfs(at, bytes)?;
+    let room = room_in(at)?;
+    if room <= limit_bytes {
+        let what = format!(
+            "the tmpfs has {room} bytes left, and the cache is to have {limit_bytes}: mount it with a larger size"
+        );
+        return Err(io::Error::new(io::ErrorKind::StorageFull, what));
+    }
+    Ok(file)
+}
+
+/// The bytes that a tmpfs has left. The mount has a limit of its own, beyond which a store would be a SIGBUS.
+///
+/// The memory can't be reserved: `fallocate` on a tmpfs takes it at once, and a cache takes it as it grows.
+fn room_in(at: &Path) -> io::Result<u64> {
+    let is = rustix::fs::statvfs(at)?;
+    // Mounted with `size=0`, it has no limit.
+    Ok(if is.f_blocks == 0 { u64::MAX } else { is.f_bavail * is.f_frsize })
+}
+
 fn on_tmpfs(at: &Path, bytes: u64) -> io::Result<OwnedFd> {
     if i128::from(rustix::fs::statfs(at)?.f_type) != i128::from(TMPFS_MAGIC) {
-        let what = format!("{}: not a tmpfs", at.display());
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a tmpfs"));
     }
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL;
     let memory = rustix::fs::open(at, flags, Mode::RUSR)?;

@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use millpond::internals::shared::{
-    AttachedClient, ClientMemory, SharedCache, SharedClient, SharedFile, SharedReader,
+    AttachedClient, ClientMemory, MemoryChoice, SharedCache, SharedClient, SharedFile, SharedReader,
 };
 use millpond::{Advice, BackendChoice, Engine, Error, File};
 
 use common::own_client::{memory, own_client, pidfd};
-use common::{Random, builder, in_own_process, read_write, scaled, stress_time, temp_dir};
+use common::{Random, builder, in_own_process, read_write, scaled, skip, stress_time, temp_dir};
 
 const PAGE: u64 = 4096;
 /// The bytes of one write, and of one read.
@@ -138,7 +138,8 @@ fn memory_of_no_client_is_refused() {
     assert!(attach(&unsealed).is_err());
     let short = rustix::fs::memfd_create("short", flags).unwrap();
     rustix::fs::fcntl_add_seals(&short, rustix::fs::SealFlags::SHRINK).unwrap();
-    assert!(attach(&short).is_err());
+    let error = attach(&short).unwrap_err().to_string();
+    assert!(error.contains("has 0 bytes") && error.contains(&format!("has {length}")), "{error}");
     let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
     assert!(attach(&file).is_err());
     // The client refuses descriptors of other files.
@@ -146,6 +147,29 @@ fn memory_of_no_client_is_refused() {
     rustix::fs::ftruncate(&not_a_cache, 8 << 20).unwrap();
     assert!(SharedClient::map(ClientMemory::create().unwrap(), &not_a_cache).is_err());
     assert!(SharedClient::map(ClientMemory::create().unwrap(), &file).is_err());
+}
+
+/// Incident: a server in a directory of a tmpfs that has no room died by SIGBUS. And an error did not name the directory.
+#[test]
+fn a_directory_without_room_is_refused() {
+    let error = |at: &str, cache_bytes: u64| {
+        let memory = MemoryChoice::Directory(at.into());
+        let built = builder(cache_bytes, BackendChoice::Threads).shared(memory).build();
+        built.map(drop).unwrap_err().to_string()
+    };
+    let nowhere = error("/no/such/directory", 1 << 20);
+    assert!(nowhere.contains("/no/such/directory: No such file"), "{nowhere}");
+    let root = error("/proc", 1 << 20);
+    assert!(root.contains("/proc: not a tmpfs"), "{root}");
+    let shm = rustix::fs::statvfs("/dev/shm").unwrap();
+    let room = shm.f_bavail * shm.f_frsize;
+    let asked = room + (64 << 20);
+    if room == 0 || asked > 1 << 40 {
+        return skip("/dev/shm has no limit");
+    }
+    let full = error("/dev/shm", asked);
+    assert!(full.contains("in /dev/shm: the tmpfs has "), "{full}");
+    assert!(full.contains(&format!("is to have {asked}")), "{full}");
 }
 
 /// Goal: 64 threads of a client read, the next gets no slot, and a slot returns.
@@ -158,12 +182,6 @@ fn slots_are_bounded_and_return() {
     all.pop();
     all.push(client.reader().unwrap());
     assert!(client.reader().is_none());
-}
-
-/// Ends with status 99 in a signal handler for SIGSEGV.
-extern "C" fn exit_99(_: libc::c_int) {
-    // SAFETY: async-signal-safe.
-    unsafe { libc::_exit(99) };
 }
 
 /// The status of a child of fork that runs `body`.
@@ -206,15 +224,11 @@ fn a_client_cannot_write() {
         }
         let mode = rustix::fs::fstat(attached.descriptor()).unwrap().st_mode;
         assert_eq!(mode & 0o777, 0o400, "opened again by its name in /proc, it can't be written");
-        let status = status_of_child(|| {
-            // SAFETY: the store faults, and the handler ends the process.
-            unsafe {
-                libc::signal(libc::SIGSEGV, exit_99 as *const () as libc::sighandler_t);
-                at.cast_mut().write_volatile(1);
-            }
-            0
-        });
-        assert_eq!(status, 99);
+        // A store, by the kernel.
+        let zeros = std::fs::File::open("/dev/zero").unwrap();
+        // SAFETY: the call fails, as the memory can't be written.
+        let stored = unsafe { libc::read(zeros.as_raw_fd(), at.cast_mut().cast(), 1) };
+        assert_eq!((stored, error()), (-1, Some(libc::EFAULT)));
     });
 }
 
@@ -651,6 +665,28 @@ fn children_of_fork_have_no_part_in_it() {
         let reader = client.reader().unwrap();
         let shared = file.shared_file().unwrap();
         let mut bytes = vec![0; BLOCK];
+        // Incident: a child kept the memory of a server that was gone.
+        let status = status_of_child(|| {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            i32::from(maps.contains("millpond-shared"))
+        });
+        assert_eq!(status, 0);
+        let status = status_of_child(|| {
+            // The child's own memory, where the cache was.
+            let at = client.mapped().0.cast_mut();
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: new memory, which no other code uses. The client and the reader are not used again in the child.
+            unsafe {
+                if libc::mmap(at.cast(), 4096, access, flags, -1, 0) != at.cast() {
+                    return 1;
+                }
+                at.write_volatile(7);
+                drop((std::ptr::read(&reader), std::ptr::read(&client)));
+                i32::from(at.read_volatile() != 7)
+            }
+        });
+        assert_eq!(status, 0);
         let status = status_of_child(|| {
             let refused = matches!(file.read_at(&mut bytes, 0), Err(Error::Forked { .. }));
             let reads_nothing = reader.try_read(shared, &mut bytes, 0).is_none();

@@ -1,7 +1,8 @@
 //! Attaches a client to its server, and again when that is gone.
 //!
-//! A read that misses connects, at most every [`RETRY`], so no timer is needed. A thread exchanges the greetings, as the
-//! server may be slow; other reads that miss wait for its end.
+//! A read that misses connects, at most every [`RETRY`], so no timer is needed. The end of a write connects at any time, as a
+//! server that serves others has to remove the object. A thread exchanges the greetings, as the server may be slow;
+//! others wait for its end.
 //!
 //! Locks: the gate, a leaf lock.
 
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::Guard;
 use millpond::internals::shared::{ClientMemory, SharedClient};
-use millpond_objects::serving::Validity;
+use millpond_objects::serving::{BootTime, Validity};
+use object_store::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::sync::watch;
 
@@ -33,6 +35,22 @@ pub(crate) const RETRY: Duration = Duration::from_millis(500);
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
 /// For so long a server may take to greet. Chosen.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
+/// The same, for writes, until [`RETRY_REFUSED`] after a server that did not greet. Chosen.
+const GREETING_TIMEOUT_AGAIN: Duration = Duration::from_millis(100);
+
+/// An attempt to attach.
+struct Attempt {
+    /// Its sender is dropped at the end, and never sends.
+    end: watch::Receiver<()>,
+    /// The caller has started it.
+    is_own: bool,
+}
+
+impl Attempt {
+    async fn ended(mut self) {
+        _ = self.end.changed().await;
+    }
+}
 
 impl ClientParts {
     /// The attachment of this process, whose server was there a moment ago.
@@ -68,31 +86,89 @@ impl ClientParts {
         if let Some(attachment) = self.attachment() {
             return Some(attachment);
         }
-        let mut attempt = self.start_attempt()?;
-        // The sender is dropped at the end, and never sends.
-        _ = attempt.changed().await;
+        self.start_attempt(false)?.ended().await;
         self.attachment()
     }
 
-    fn start_attempt(self: &Arc<Self>) -> Option<watch::Receiver<()>> {
+    /// The same for the end of a write, with an attempt even if another one has failed a moment ago.
+    pub(crate) async fn attached_for_write(self: &Arc<Self>) -> Option<Arc<Attachment>> {
+        // An attempt of another caller may be at a server that was replaced since.
+        for _ in 0..2 {
+            if let Some(attachment) = self.attachment() {
+                return Some(attachment);
+            }
+            let attempt = self.start_attempt(true)?;
+            let is_own = attempt.is_own;
+            attempt.ended().await;
+            if is_own {
+                break;
+            }
+        }
+        self.attachment()
+    }
+
+    /// Starts to attach, without waiting.
+    pub(crate) fn attach_soon(self: &Arc<Self>) {
+        self.start_attempt(true);
+    }
+
+    /// Keeps an object for the next server, unless one is attached now (false). If no server listens, there is nothing to keep.
+    pub(crate) fn keep_forget(&self, location: &Path) -> bool {
+        let gate = self.gate();
+        let mut state = gate.state();
+        // Under the lock, as in `publish`.
+        if self.attachment().is_some() {
+            return false;
+        }
+        if state.under_way.is_some() || !state.has_no_server() {
+            state.kept.add(location);
+        }
+        true
+    }
+
+    /// Publishes the attachment for later reads, after its server has removed the objects that were written before.
+    fn publish(&self, gate: &Gate, attached: Arc<Attachment>) -> io::Result<()> {
+        loop {
+            let kept = {
+                let mut state = gate.state();
+                if state.kept.is_empty() {
+                    self.current.store(Some(attached));
+                    *state = GateState::default();
+                    return Ok(());
+                }
+                std::mem::take(&mut state.kept)
+            };
+            if let Err(error) = attached.link.ask_at_first(&kept.requests()) {
+                gate.state().kept.add_all(&kept);
+                return Err(error);
+            }
+        }
+    }
+
+    /// `None`: no server listens, or an attempt has failed a moment ago. `at_once`: for the end of a write.
+    fn start_attempt(self: &Arc<Self>, at_once: bool) -> Option<Attempt> {
         let gate = self.gate();
         let connected = {
             let mut state = gate.state();
             if let Some(under_way) = &state.under_way {
-                return Some(under_way.clone());
+                return Some(Attempt { end: under_way.clone(), is_own: false });
             }
-            if state.retry_at.is_some_and(|at| Instant::now() < at) {
+            let is_before = |at: Option<Instant>| at.is_some_and(|at| Instant::now() < at);
+            let is_early = is_before(state.retry_at);
+            if if at_once { is_before(state.write_retry_at) } else { is_early } {
                 return None;
             }
             // The previous attempt has just succeeded, maybe.
             if self.attachment().is_some() {
-                return Some(watch::channel(()).1);
+                return Some(Attempt { end: watch::channel(()).1, is_own: false });
             }
+            let is_again = is_early && state.is_silent();
+            let timeout = if is_again { GREETING_TIMEOUT_AGAIN } else { GREETING_TIMEOUT };
             let (ends, end) = watch::channel(());
             let (weak, gate) = (Arc::downgrade(self), Arc::clone(&gate));
             let started = socket::connect_to_own(&self.socket).and_then(|socket| {
                 let thread = std::thread::Builder::new().name("millpond-client".into());
-                thread.spawn(move || run_link(&weak, &gate, socket, ends))
+                thread.spawn(move || run_link(&weak, &gate, (socket, timeout), ends))
             });
             if started.is_ok() {
                 state.under_way = Some(end.clone());
@@ -100,7 +176,7 @@ impl ClientParts {
             started.map(|_| end)
         };
         match connected {
-            Ok(end) => Some(end),
+            Ok(end) => Some(Attempt { end, is_own: true }),
             Err(error) => {
                 gate.fail(&self.socket, &error, RETRY);
                 None
@@ -110,20 +186,27 @@ impl ClientParts {
 }
 
 /// The client's thread: attaches, and receives until the server is gone.
-fn run_link(parts: &Weak<ClientParts>, gate: &Gate, socket: OwnedFd, ends: watch::Sender<()>) {
+fn run_link(
+    parts: &Weak<ClientParts>,
+    gate: &Gate,
+    (socket, timeout): (OwnedFd, Duration),
+    ends: watch::Sender<()>,
+) {
     let (link, attachment) = {
         let Some(parts) = parts.upgrade() else { return };
-        let attached = match attach(&parts, socket) {
-            Ok(attached) => attached,
+        let attached = attach(&parts, socket, timeout).and_then(|attached| {
+            let (link, attached) = (Arc::clone(&attached.link), Arc::new(attached));
+            let attachment = Arc::downgrade(&attached);
+            parts.publish(gate, attached).map(|()| (link, attachment))
+        });
+        match attached {
+            Ok(attached) => {
+                ClientCounters::add(&parts.counters.attaches);
+                drop(ends);
+                attached
+            }
             Err(error) => return gate.fail(&parts.socket, &error, RETRY_REFUSED),
-        };
-        let (link, attached) = (Arc::clone(&attached.link), Arc::new(attached));
-        let attachment = Arc::downgrade(&attached);
-        parts.current.store(Some(attached));
-        ClientCounters::add(&parts.counters.attaches);
-        *gate.state() = GateState::default();
-        drop(ends);
-        (link, attachment)
+        }
     };
     // Not while the program starts, or may end soon: it would wait for this.
     let error = link.watch(|| {
@@ -153,10 +236,10 @@ fn check_freshness(wanted: Option<Duration>, server_ms: Option<u64>) -> Result<(
     Err(format!("the server serves {what}, and this client wants no version older than {wanted:?}"))
 }
 
-fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
+fn attach(parts: &ClientParts, socket: OwnedFd, timeout: Duration) -> io::Result<Attachment> {
     socket::ensure_room(&socket, REQUEST_BYTES_MAX)?;
     let memory = ClientMemory::create()?;
-    let asked = Instant::now();
+    let asked = BootTime::now();
     let own_name = parts.store_name.clone();
     let hello = Hello { version: PROTOCOL_VERSION, store_name: Some(own_name.clone()) };
     let hello = hello.encode().ok_or_else(|| {
@@ -168,7 +251,7 @@ fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
     let objects = KnownObjects::new(parts.objects_max);
     let mut buffer = vec![0; REPLY_BYTES_MAX];
     let mut events = [PollFd::new(&socket, PollFlags::IN)];
-    let timeout = Timespec { tv_sec: GREETING_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+    let timeout = Timespec::try_from(timeout).expect("a short time");
     if rustix::io::retry_on_intr(|| rustix::event::poll(&mut events, Some(&timeout)))? == 0 {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "the server does not greet"));
     }

@@ -2,11 +2,10 @@
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use bytes::Bytes;
 use millpond::internals::shared::{SharedClient, SharedReader, process_number};
-use millpond_objects::serving::Validity;
+use millpond_objects::serving::{BootTime, Validity};
 use object_store::path::Path;
 use thread_local::ThreadLocal;
 
@@ -22,7 +21,7 @@ const ATTEMPT_PAGES: u64 = 32;
 pub(crate) struct ServerClock {
     pub(crate) now_ms: u64,
     /// Before the server looked at its clock.
-    pub(crate) asked: Instant,
+    pub(crate) asked: BootTime,
 }
 
 impl ServerClock {

@@ -1,13 +1,16 @@
 //! The socket to a server, and the requests that wait for its replies.
 //!
 //! A task of each multi-threaded runtime that asks receives, as a reply then wakes one thread and not two. A thread
-//! watches the connection, and receives for all others: a runtime of one thread may not be driven while another waits. It
+//! watches the connection, and receives for all others: a runtime of one thread may not be driven while another waits, and one
+//! without I/O has no way to receive. It
 //! sleeps without a timer while no request is in flight. While requests are, it asks a silent server for a sign of life.
 //!
 //! - **LK1** A message is sent whole or queued: the socket keeps message boundaries. The thread sends the queue. Messages keep their order.
 //!   A message that can't be sent ends the connection, and with it all requests: the server would not reply to this one.
 //! - **LK2** `is_gone` is set under the lock of the pending requests, so no request is added after they have failed.
 //! - **LK3** One receiver at a time takes and delivers messages, so the parts of a reply keep their order.
+//! - **LK4** A child of fork sends nothing, takes no lock and does not end the connection: all of these are its parent's. Its
+//!   requests have no answer, so the store serves its reads until it has attached itself.
 //!
 //! Locks: the buffer of the receivers, then the pending requests. The queue and the list of runtimes are leaf locks.
 
@@ -67,6 +70,15 @@ struct Patience {
     received: u64,
 }
 
+/// The multi-threaded runtimes that have asked.
+#[derive(Default)]
+struct Runtimes {
+    /// They have a receiver.
+    receiving: Vec<runtime::Id>,
+    /// They can't receive: they were built without I/O, which shows by a panic only.
+    without_io: Vec<runtime::Id>,
+}
+
 pub(crate) struct Link {
     socket: OwnedFd,
     /// Wakes the thread while it rests.
@@ -78,8 +90,7 @@ pub(crate) struct Link {
     unsent: Mutex<VecDeque<Vec<u8>>>,
     /// LK3.
     buffer: Mutex<Vec<u8>>,
-    /// The runtimes that have a receiver.
-    runtimes: Mutex<Vec<runtime::Id>>,
+    runtimes: Mutex<Runtimes>,
     in_flight: Semaphore,
     last_number: AtomicU64,
     /// Messages received, by any receiver. Relaxed: a count.
@@ -111,9 +122,15 @@ impl Link {
         self.is_gone.load(Relaxed)
     }
 
-    /// Ends the connection, and with it the thread. Not in a child of fork, whose socket is the parent's.
+    /// Whether this process has connected, and not an ancestor of it.
+    fn is_own(&self) -> bool {
+        self.process == process_number()
+    }
+
+    /// Ends the connection, and with it the thread.
     pub(crate) fn close(&self) {
-        if self.process == process_number() {
+        // LK4.
+        if self.is_own() {
             _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         }
     }
@@ -128,16 +145,24 @@ impl Link {
         request: &Request,
         bytes_max: u64,
     ) -> Result<Answer, Unanswered> {
+        if !self.is_own() {
+            // LK4, before the semaphore.
+            return Err(Unanswered);
+        }
         let _permit = self.in_flight.acquire().await.expect("not closed");
         self.start(request, bytes_max).ok_or(Unanswered)?.1.await.map_err(|_| Unanswered)
     }
 
-    /// Sends a request. Returns its number, and where the answer arrives.
+    /// Sends a request. Returns its number, and where the answer arrives. `None`: the server is gone, the request is too
+    /// long, or this is a child of fork (LK4).
     pub(crate) fn start(
         self: &Arc<Self>,
         request: &Request,
         bytes_max: u64,
     ) -> Option<(u64, oneshot::Receiver<Answer>)> {
+        if !self.is_own() {
+            return None;
+        }
         self.receive_by_runtime();
         self.send_request(request, bytes_max)
     }
@@ -168,7 +193,24 @@ impl Link {
         Some((number, answer))
     }
 
-    fn runtimes(&self) -> MutexGuard<'_, Vec<runtime::Id>> {
+    /// Sends requests and waits for all answers, before the thread watches. Blocks, as long as the server answers.
+    pub(crate) fn ask_at_first(&self, requests: &[Request]) -> io::Result<()> {
+        let gone = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        let sent = requests.iter().map(|request| self.send_request(request, 0).ok_or_else(gone));
+        let answers = sent.collect::<io::Result<Vec<_>>>()?;
+        let mut patience = Patience::default();
+        for (_, mut answer) in answers {
+            while let Err(error) = answer.try_recv() {
+                if error == oneshot::error::TryRecvError::Closed {
+                    return Err(gone());
+                }
+                self.watch_once(&mut patience)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn runtimes(&self) -> MutexGuard<'_, Runtimes> {
         self.runtimes.lock().expect("no panic under the lock")
     }
 
@@ -179,13 +221,14 @@ impl Link {
             return;
         }
         let mut runtimes = self.runtimes();
-        if runtimes.contains(&runtime.id()) {
+        let id = runtime.id();
+        if runtimes.receiving.contains(&id) || runtimes.without_io.contains(&id) {
             return;
         }
         let Ok(socket) = self.socket.try_clone() else { return };
-        runtimes.push(runtime.id());
+        runtimes.receiving.push(id);
         drop(runtimes);
-        let receiver = RuntimeReceiver { link: Arc::clone(self), runtime: runtime.id() };
+        let receiver = RuntimeReceiver { link: Arc::clone(self), runtime: id };
         runtime.spawn(receiver.receive_all(socket));
     }
 
@@ -259,7 +302,7 @@ impl Link {
         let mut wanted = PollFlags::empty();
         wanted.set(PollFlags::OUT, has_unsent);
         // Also beside a runtime that does not deliver.
-        wanted.set(PollFlags::IN, patience.has_asked || self.runtimes().is_empty());
+        wanted.set(PollFlags::IN, patience.has_asked || self.runtimes().receiving.is_empty());
         let mut events =
             [PollFd::new(&self.socket, wanted), PollFd::new(&self.bell, PollFlags::IN)];
         let silence = Timespec { tv_sec: SILENCE.as_secs() as i64, tv_nsec: 0 };
@@ -401,8 +444,13 @@ impl RuntimeReceiver {
 
 impl Drop for RuntimeReceiver {
     fn drop(&mut self) {
-        if self.link.process == process_number() {
-            self.link.runtimes().retain(|runtime| *runtime != self.runtime);
+        if self.link.is_own() {
+            let mut runtimes = self.link.runtimes();
+            runtimes.receiving.retain(|runtime| *runtime != self.runtime);
+            if std::thread::panicking() {
+                runtimes.without_io.push(self.runtime);
+            }
+            drop(runtimes);
             // The thread may have to receive from now on.
             self.link.ring();
         }

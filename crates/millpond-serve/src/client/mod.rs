@@ -23,6 +23,7 @@ mod attachment;
 mod client_parts;
 mod control;
 mod gate;
+mod kept_forgets;
 mod link;
 mod objects;
 mod read;

@@ -1,13 +1,19 @@
 //! The first message of each side.
 
+use millpond::internals::shared::ClientMemory;
+
 use crate::protocol::reply::{ObjectHead, read_head, write_head};
 use crate::protocol::wire::{BadMessage, FieldReader, FieldWriter};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"MPSERVE\0");
 /// The length of a list's number of items.
 const LIST_BYTES: usize = size_of::<u16>();
-/// The version of all messages. Client and server have the same one.
-pub const PROTOCOL_VERSION: u32 = 3;
+/// The version of all messages, and of the client's memory, which the server reads. Client and server have the same one.
+pub const PROTOCOL_VERSION: u32 = 4;
+const _: () = assert!(
+    ClientMemory::LAYOUT_VERSION == 2 && ClientMemory::BYTES == 8_392_768,
+    "the client's memory has another layout: raise PROTOCOL_VERSION, and change the numbers here"
+);
 
 /// The first message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]

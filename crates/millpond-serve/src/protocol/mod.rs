@@ -5,7 +5,8 @@
 //!     Hello + memory of the client        ->
 //!                                         <-          Welcome + cache + validity table, or Refused
 //!     Read, BeginWrite, EndWrite, Forget,
-//!     Ping, SetMemory, each with a number ->
+//!     ForgetAll, Ping, SetMemory, each
+//!     with a number                       ->
 //!                                         <-          Object and Data, Bypass, Failed, Done, with that number
 //! ```
 //!

@@ -81,6 +81,8 @@ pub enum Request {
     Forget {
         location: String,
     },
+    /// Any object may have changed.
+    ForgetAll,
     Ping,
     /// Another memory limit.
     SetMemory {
@@ -161,6 +163,7 @@ impl Request {
             4 => Request::Forget { location: owned(&mut fields)? },
             5 => Request::Ping,
             6 => Request::SetMemory { bytes: fields.u64()? },
+            7 => Request::ForgetAll,
             _ => return Err(BadMessage::BadValue("kind")),
         };
         fields.end()?;
@@ -198,6 +201,7 @@ impl Request {
                 begin(&mut fields, 4);
                 fields.text(location);
             }
+            Request::ForgetAll => begin(&mut fields, 7),
             Request::Ping => begin(&mut fields, 5),
             Request::SetMemory { bytes } => {
                 begin(&mut fields, 6);

@@ -196,6 +196,10 @@ impl Connection {
                 }
                 0
             }),
+            Request::ForgetAll => {
+                store.forget_all();
+                Ok(0)
+            }
             Request::Ping => Ok(0),
             Request::Read(_) | Request::SetMemory { .. } => unreachable!("a task of its own"),
         };

@@ -162,7 +162,8 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     let process = socket::peer_process(&socket)
         .map_err(|error| refuse(format!("the client's process can't be watched: {error}")))?;
     let process = Arc::new(process);
-    let watched = socket::watch(Arc::clone(&process), Interest::READABLE)?;
+    let watched = socket::watch(Arc::clone(&process), Interest::READABLE)
+        .map_err(|error| refuse(format!("the client's process can't be watched: {error}")))?;
     let cache = parts.store.shared_cache().expect("checked by bind");
     let attached = cache
         .attach(&memory, process)
@@ -180,7 +181,8 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     });
     let message =
         welcome.encode().ok_or_else(|| refuse("the name of the store is too long".into()))?;
-    let validity = parts.store.validity_for_client()?;
+    let validity = (parts.store.validity_for_client())
+        .map_err(|error| refuse(format!("no descriptor for the client: {error}")))?;
     let descriptors: [BorrowedFd<'_>; 2] = [attached.descriptor(), validity.as_fd()];
     socket::send_with(&socket, &message, &descriptors)?;
     let attached = attached.close_descriptor();

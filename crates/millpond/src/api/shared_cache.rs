@@ -11,7 +11,7 @@ use crate::api::blob::Blob;
 use crate::api::file::{File, in_range};
 use crate::cache::Cache;
 use crate::cache::frames::frame_range::FrameRange;
-use crate::cache::shared::client_block::{MappedBlock, THREADS_MAX};
+use crate::cache::shared::client_block::{BLOCK_VERSION, ClientBlock, MappedBlock, THREADS_MAX};
 use crate::cache::shared::client_list::ClientEntry;
 use crate::cache::shared::client_range::MappedRange;
 use crate::cache::shared::shared_memory::SharedMemory;
@@ -165,6 +165,12 @@ pub struct ClientMemory {
 }
 
 impl ClientMemory {
+    /// The version of its layout. Client and server must have the same one, and the same number of bytes: a protocol between
+    /// them has a version of its own that covers both.
+    pub const LAYOUT_VERSION: u32 = BLOCK_VERSION;
+    /// Its length.
+    pub const BYTES: usize = size_of::<ClientBlock>();
+
     /// Creates it.
     ///
     /// # Errors

@@ -25,7 +25,10 @@ pub(crate) const THREADS_MAX: usize = 64;
 #[repr(C, align(64))]
 struct PaddedCount(AttemptCount);
 
-/// All zeros at first.
+/// Rises with each change of [`ClientBlock`].
+pub(crate) const BLOCK_VERSION: u32 = 2;
+
+/// All zeros at first. Client and server have the same layout, by the version of their protocol.
 #[repr(C)]
 pub(crate) struct ClientBlock {
     attempts: [PaddedCount; THREADS_MAX],
@@ -86,11 +89,16 @@ impl MappedBlock {
 
     /// Maps a client's block, in the server. Checks that it has the length for good.
     pub(crate) fn of_client(memory: impl AsFd) -> io::Result<MappedBlock> {
+        let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         let sealed = rustix::fs::fcntl_get_seals(&memory)?.contains(SealFlags::SHRINK);
-        let bytes = rustix::fs::fstat(&memory)?.st_size;
-        if !sealed || bytes != size_of::<ClientBlock>() as i64 {
-            let what = "the client's memory has another length, or one that is not sealed";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        let (bytes, own_bytes) = (rustix::fs::fstat(&memory)?.st_size, size_of::<ClientBlock>());
+        if bytes != own_bytes as i64 {
+            return invalid(format!(
+                "the client's memory has {bytes} bytes, and the server's version has {own_bytes}"
+            ));
+        }
+        if !sealed {
+            return invalid("the length of the client's memory is not sealed".into());
         }
         Self::map(&memory, ProtFlags::READ)
     }

@@ -12,6 +12,7 @@ use crate::cache::frames::frame_range::FrameRange;
 use crate::cache::shared::attempts::ClientOrder;
 use crate::cache::shared::shared_memory::SharedHeader;
 use crate::cache::table::FileCore;
+use crate::process_local;
 use crate::units::{CHUNK_BYTES, UNIT_BYTES};
 
 /// The mapping, read-only, which stays as long as the value.
@@ -20,6 +21,8 @@ pub(crate) struct MappedRange {
     mapped_bytes: usize,
     pub(crate) range: FrameRange,
     pub(crate) order: ClientOrder,
+    /// The process that has the mapping: a child of fork has other memory there, or none.
+    creator: u64,
 }
 
 // SAFETY: a mapping of the process, which is only read.
@@ -50,13 +53,19 @@ impl MappedRange {
             // SAFETY: no units, so no memory.
             range: unsafe { FrameRange::new(base, 0) },
             order: ClientOrder::new(false),
+            creator: process_local::number(),
         };
+        // A child of fork attaches itself, and would keep this memory when the server is gone.
+        // SAFETY: the mapping above; the advice does not change its contents here.
+        unsafe { rustix::mm::madvise(mapped, mapped_bytes, Advice::LinuxDontFork) }?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: within the mapping above, which no other code has.
         unsafe {
             // First without access: under `mlockall(MCL_FUTURE)` the kernel would fill all holes of a readable one.
             let none = ProtFlags::empty();
             let at = rustix::mm::mmap(base.cast(), bytes as usize, none, flags, memory, 0)?;
+            // The new mapping does not have the advice of the one that it replaces.
+            rustix::mm::madvise(at, bytes as usize, Advice::LinuxDontFork)?;
             _ = rustix::mm::madvise(at, bytes as usize, Advice::LinuxDontDump);
             rustix::mm::mprotect(at, bytes as usize, MprotectFlags::READ)?;
         }
@@ -96,7 +105,10 @@ impl MappedRange {
 
 impl Drop for MappedRange {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `map`; `&mut self` shows that it is not in use.
+        if self.creator != process_local::number() {
+            return;
+        }
+        // SAFETY: the mapping of `map`, in the process that made it; `&mut self` shows that it is not in use.
         unsafe { _ = rustix::mm::munmap(self.mapped.cast(), self.mapped_bytes) };
     }
 }
