@@ -515,7 +515,7 @@ fn a_report_is_opened_as_by_a_shell() {
 
 /// The sources that open, create or look up a path, and why each is safe. A source that is not listed fails
 /// the test below, so that its author thinks of other users.
-const SOURCES: [(&str, &str); 44] = [
+const SOURCES: [(&str, &str); 45] = [
     ("millpond-cli/src/demo/cold_reads.rs", "/proc/self"),
     ("millpond-cli/src/demo/kill.rs", "the command's own program; /proc of its parent"),
     ("millpond-cli/src/manual.rs", "named by the user, as by a shell"),
@@ -551,6 +551,7 @@ const SOURCES: [(&str, &str); 44] = [
     ("millpond-preload/src/files/unshare.rs", "/proc/self"),
     ("millpond-preload/src/files/process_locks.rs", "/proc"),
     ("millpond-preload/src/hooks/open.rs", "the program's own open"),
+    ("millpond-preload/src/report/lines.rs", "/proc/self"),
     ("millpond-preload/src/report/shared_files.rs", "checked by device and inode"),
     ("millpond/src/api/engine.rs", "the caller's path; a FIFO is not waited for"),
     ("millpond/src/api/persist.rs", "the caller's path"),
