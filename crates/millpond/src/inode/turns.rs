@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_micros(500);
 /// How often a thread looks for the end of a turn before it sleeps: some microseconds.
 const LOOKS: u32 = 256;
 
+/// A hit reads fields beside it in a file's object, so the lock has a line of its own.
+#[repr(align(64))]
 #[derive(Default)]
 pub(crate) struct Turns {
     state: Mutex<TurnsState>,
@@ -40,16 +42,16 @@ pub(crate) struct Turns {
 struct TurnsState {
     is_held: bool,
     /// The number of the waiter that the holder has given the turn.
-    given_to: Option<u64>,
+    given_to: Option<u32>,
     /// The first waiter was woken, and has not looked since (TN1).
     is_waking: bool,
     /// The number of the next waiter.
-    next: u64,
+    next: u32,
     waiting: VecDeque<WaitingThread>,
 }
 
 struct WaitingThread {
-    number: u64,
+    number: u32,
     thread: Thread,
     since: Instant,
 }
@@ -75,7 +77,7 @@ impl TurnsState {
     }
 
     /// Whether waiter `number` has the turn now. `false`: it sleeps again.
-    fn try_end_wait(&mut self, number: u64) -> bool {
+    fn try_end_wait(&mut self, number: u32) -> bool {
         if self.given_to == Some(number) {
             self.given_to = None;
             return true;
@@ -126,7 +128,7 @@ impl Turns {
             return Turn(self);
         }
         let number = state.next;
-        state.next += 1;
+        state.next = state.next.wrapping_add(1);
         let (thread, since) = (thread::current(), Instant::now());
         state.waiting.push_back(WaitingThread { number, thread, since });
         loop {
