@@ -155,7 +155,8 @@ impl ClientParts {
             }
             let is_before = |at: Option<Instant>| at.is_some_and(|at| Instant::now() < at);
             let is_early = is_before(state.retry_at);
-            if if at_once { is_before(state.write_retry_at) } else { is_early } {
+            let must_wait = if at_once { is_before(state.write_retry_at) } else { is_early };
+            if must_wait {
                 return None;
             }
             // The previous attempt has just succeeded, maybe.

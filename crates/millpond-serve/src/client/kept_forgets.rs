@@ -21,7 +21,11 @@ impl KeptForgets {
     }
 
     pub(crate) fn add(&mut self, location: &Path) {
-        if self.is_all || self.locations.iter().any(|kept| kept == location.as_ref()) {
+        self.add_name(location.as_ref());
+    }
+
+    fn add_name(&mut self, location: &str) {
+        if self.is_all || self.locations.iter().any(|kept| kept == location) {
             return;
         }
         if self.locations.len() == OBJECTS_MAX {
@@ -37,7 +41,8 @@ impl KeptForgets {
             *self = KeptForgets { locations: Vec::new(), is_all: true };
         }
         for location in &others.locations {
-            self.add(&Path::from(location.as_str()));
+            // As it is: `Path::from` would encode a percent sign again.
+            self.add_name(location);
         }
     }
 
@@ -54,6 +59,15 @@ impl KeptForgets {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_stay_as_they_are() {
+        let location = Path::from("100% of it");
+        let (mut kept, mut others) = (KeptForgets::default(), KeptForgets::default());
+        kept.add(&location);
+        others.add_all(&kept);
+        assert_eq!(others.requests(), [Request::Forget { location: location.to_string() }]);
+    }
 
     #[test]
     fn beyond_the_bound_all_objects_are_forgotten() {
